@@ -15,6 +15,8 @@ pub enum Instructions {
     Avx512,
     #[value(name = "avx512bf16")]
     Avx512Bf16,
+    /// AVX-512 with AMX's tiles of int8
+    Amx,
 }
 
 impl From<Instructions> for worker::Isa {
@@ -24,6 +26,7 @@ impl From<Instructions> for worker::Isa {
             Instructions::Avx2 => worker::Isa::Avx2,
             Instructions::Avx512 => worker::Isa::Avx512,
             Instructions::Avx512Bf16 => worker::Isa::Avx512Bf16,
+            Instructions::Amx => worker::Isa::Amx,
         }
     }
 }

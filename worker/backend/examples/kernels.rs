@@ -1,6 +1,6 @@
 //! How fast this machine computes: each kernel beside a plain read of the same memory in the same run.
 //!
-//! `cargo run -p backend --release --example kernels [avx512bf16|avx512|avx2|plain] [threads] [all|attention|small]`
+//! `cargo run -p backend --release --example kernels [INSTRUCTIONS] [threads] [all|attention|small]`
 //!
 //! Times are the calling thread's own, which computes as long as any: what else the machine does is not in them.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program for measurements")]

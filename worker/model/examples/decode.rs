@@ -1,7 +1,7 @@
 //! Measures what a step of one row costs at a context, by type of KV cache: processor time, not wall time, in turns.
 //! Many short sequences fill the cache, as one long sequence would take minutes.
 //!
-//!     cargo run -p model --example decode -- MODEL CONTEXT KV_DTYPE.. [plain|avx2|avx512|avx512bf16]
+//!     cargo run -p model --example decode -- MODEL CONTEXT KV_DTYPE.. [INSTRUCTIONS]
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::{Batch, BlockTables, PassSlice};
@@ -31,7 +31,7 @@ struct Bench {
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [path, context, words @ ..] = &arguments[..] else {
-        return Err("MODEL CONTEXT KV_DTYPE.. [plain|avx2|avx512|avx512bf16]".into());
+        return Err("MODEL CONTEXT KV_DTYPE.. [plain|avx2|avx512|avx512bf16|amx]".into());
     };
     let named = |word: &String| Isa::ALL.into_iter().find(|isa| isa.name() == word);
     let (isa, dtypes) = match words.split_last() {

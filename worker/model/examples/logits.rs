@@ -1,7 +1,7 @@
 //! A model's logits at every position of a text whose tokens are given: rows of f32 on stdout, as
 //! `tests/reference/kl.py` reads them. Knows nothing of texts or of what the logits are compared with.
 //!
-//!     cargo run -p model --example logits -- MODEL IDS WINDOW int8|f32 f16|f32 THREADS [plain|avx2|avx512|avx512bf16]
+//!     cargo run -p model --example logits -- MODEL IDS WINDOW int8|f32 f16|f32 THREADS [INSTRUCTIONS]
 //!
 //! IDS is a file of token ids with spaces between them. Each window of WINDOW tokens is a sequence of its own.
 
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
 
 fn parse(arguments: &[String]) -> Result<Arguments> {
     let [model, ids, window, activations, kv_dtype, threads, isa @ ..] = arguments else {
-        return Err("MODEL IDS WINDOW int8|f32 f16|f32 THREADS [plain|avx2|avx512|avx512bf16]".into());
+        return Err("MODEL IDS WINDOW int8|f32 f16|f32 THREADS [plain|avx2|avx512|avx512bf16|amx]".into());
     };
     let (activations, kv_dtype) = (activations.parse::<Activations>()?, kv_dtype.parse::<KvDtype>()?);
     let named = |name: &String| Isa::ALL.into_iter().find(|isa| isa.name() == name);

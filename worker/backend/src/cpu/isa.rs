@@ -14,10 +14,12 @@ pub enum Isa {
     Avx512,
     /// With an instruction for pairs of bf16.
     Avx512Bf16,
+    /// AVX-512, with tiles of int8.
+    Amx,
 }
 
 impl Isa {
-    pub const ALL: [Isa; 4] = [Isa::Plain, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+    pub const ALL: [Isa; 5] = [Isa::Plain, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -25,12 +27,18 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512bf16",
+            Isa::Amx => "amx",
         }
     }
 
-    /// The widest set that this machine has.
+    /// The fastest set that this machine has.
     pub fn detect() -> Isa {
-        Isa::ALL.into_iter().rev().find(|isa| isa.is_supported()).unwrap_or(Isa::Plain)
+        Isa::ALL.into_iter().rev().find(|isa| isa.is_supported() && isa.is_fast()).unwrap_or(Isa::Plain)
+    }
+
+    /// Intel's processors take two cycles for each instruction on pairs of bf16, and so are faster without it.
+    fn is_fast(self) -> bool {
+        self != Isa::Avx512Bf16 || !is_from_intel()
     }
 
     pub fn is_supported(self) -> bool {
@@ -42,10 +50,23 @@ impl Isa {
             Isa::Avx512 => has_avx2() && has_avx512(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => Isa::Avx512.is_supported() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Avx512.is_supported() && super::amx::is_supported(),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => false,
+            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => false,
         }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_from_intel() -> bool {
+    let of = std::arch::x86_64::__cpuid(0);
+    [of.ebx, of.edx, of.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_from_intel() -> bool {
+    false
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -78,9 +99,9 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
         Isa::Avx2 => unsafe { with_avx2(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the instructions were found.
-        Isa::Avx512 | Isa::Avx512Bf16 => unsafe { with_avx512(kernel) },
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => unsafe { with_avx512(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => unreachable!("not supported on this architecture"),
+        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => unreachable!("not supported on this architecture"),
     }
 }
 
@@ -93,6 +114,18 @@ pub(crate) fn dispatch_pairs<K: Kernel>(isa: Isa, kernel: K) {
         Isa::Avx512Bf16 => unsafe { with_avx512_bf16(kernel) },
         _ => dispatch(isa, kernel),
     }
+}
+
+/// Work with tiles of int8, which is compiled for `Isa::Amx` alone.
+pub(crate) fn dispatch_tiles<K: Kernel>(kernel: K) {
+    debug_assert!(Isa::Amx.is_supported());
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instructions were found.
+    unsafe {
+        with_avx512(kernel)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no tiles on this architecture: {}", std::any::type_name_of_val(&kernel));
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of models or requests. Weights are packed, and scratch memory is allocated, at load.
 
+mod amx;
 mod attention;
 mod between;
 pub(crate) mod blocks;
@@ -64,14 +65,14 @@ pub struct Cpu {
 /// Memory for the panels of one product, grown when buffers are made.
 struct PanelScratch {
     /// By operand.
-    panels: [HostMemory; 3],
+    panels: [HostMemory; 4],
     n_words: usize,
 }
 
 /// Memory that no product writes to is not taken from the system.
-fn scratch_panels(n_bytes: usize) -> Result<[HostMemory; 3]> {
+fn scratch_panels(n_bytes: usize) -> Result<[HostMemory; 4]> {
     let pages = || HostMemory::zeroed("scratch", n_bytes);
-    Ok([pages()?, pages()?, pages()?])
+    Ok([pages()?, pages()?, pages()?, pages()?])
 }
 
 /// `[rows_max, cols]` of f32.

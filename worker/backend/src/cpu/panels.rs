@@ -5,9 +5,11 @@
 //! bf16   per two k:   two numbers of each row, as in `pairs`
 //! int8   per 32 k:    8 × (4 bytes of each row), then of each row: scale · sum of q · scale × sum,
 //!                     sums of the first and second 16 q · scale × these
+//! tiles  per 32 k:   32 bytes of each row, then as int8; panels of sixteen rows
 //! ```
 //! A row's packed numbers depend on that row alone; which panel holds it only matters for speed.
 
+use super::amx::TILE_ROWS;
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes, Real};
 use super::memory::SharedPtr;
@@ -27,10 +29,12 @@ pub(crate) enum Operand {
     Floats,
     Bf16,
     Int8,
+    /// As AMX reads it.
+    Int8Tiles,
 }
 
 impl Operand {
-    pub const ALL: [Operand; 3] = [Operand::Floats, Operand::Bf16, Operand::Int8];
+    pub const ALL: [Operand; 4] = [Operand::Floats, Operand::Bf16, Operand::Int8, Operand::Int8Tiles];
 
     /// Panel words of `k` elements of a row that are whole steps of a weight.
     #[inline(always)]
@@ -38,8 +42,35 @@ impl Operand {
         match self {
             Operand::Floats => k,
             Operand::Bf16 => k / PAIR * L::PAIR_WORDS,
-            Operand::Int8 => k / BLOCK * BLOCK_WORDS,
+            Operand::Int8 | Operand::Int8Tiles => k / BLOCK * BLOCK_WORDS,
         }
+    }
+
+    /// Rows of a full panel.
+    const fn panel_rows(self) -> usize {
+        match self {
+            Operand::Int8Tiles => TILE_ROWS,
+            _ => PANEL_ROWS,
+        }
+    }
+
+    pub fn n_panels(self, n_rows: usize) -> usize {
+        n_rows.div_ceil(self.panel_rows())
+    }
+
+    /// Panel `i` of those that `n_rows` rows make.
+    pub fn panel(self, n_rows: usize, i: usize) -> Panel {
+        let rows_max = self.panel_rows();
+        let rows_start = i * rows_max;
+        let n_rows = rows_max.min(n_rows - rows_start);
+        let width = match n_rows {
+            _ if self == Operand::Int8Tiles => rows_max,
+            1 | 2 => n_rows,
+            3 | 4 => 4,
+            5..=8 => 8,
+            _ => PANEL_ROWS,
+        };
+        Panel { rows_start, n_rows, width }
     }
 
     /// Panel words of a row of `k` elements.
@@ -58,25 +89,10 @@ pub(crate) struct Panel {
     pub width: usize,
 }
 
-pub(crate) fn n_panels(n_rows: usize) -> usize {
-    n_rows.div_ceil(PANEL_ROWS)
-}
-
-pub(crate) fn panel(n_rows: usize, i: usize) -> Panel {
-    let rows_start = i * PANEL_ROWS;
-    let n_rows = PANEL_ROWS.min(n_rows - rows_start);
-    let width = match n_rows {
-        1 | 2 => n_rows,
-        3 | 4 => 4,
-        5..=8 => 8,
-        _ => PANEL_ROWS,
-    };
-    Panel { rows_start, n_rows, width }
-}
-
 /// Words that the panels of `n_rows` rows take.
 pub(crate) fn n_words(n_rows: usize, k: usize) -> Option<usize> {
-    // An int8 block has 15 words for 32 elements, and a pair of bf16 at most two: none is larger than f32.
+    // An int8 block has 15 words for 32 elements, less than half as many as f32: a panel of tiles may be padded to
+    // twice its rows. A pair of bf16 has at most two.
     n_rows.checked_next_multiple_of(PANEL_ROWS)?.checked_mul(k.checked_next_multiple_of(BLOCK)?)
 }
 
@@ -94,7 +110,7 @@ impl Kernel for Fill<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         for i in self.panels.clone() {
-            let panel = panel(self.n_rows, i);
+            let panel = self.operand.panel(self.n_rows, i);
             let row_words = self.operand.row_words::<L>(self.k);
             // SAFETY: panels follow each other, all but the last full, and one thread fills each.
             let to = unsafe { self.to.part(panel.rows_start * row_words, panel.width * row_words) };
@@ -106,7 +122,8 @@ impl Kernel for Fill<'_> {
                 match self.operand {
                     Operand::Floats => copy_row(row, panel.width, lane, to),
                     Operand::Bf16 => round_row::<L>(row, panel.width, lane, to),
-                    Operand::Int8 => quantize_row::<L>(row, panel.width, lane, to),
+                    Operand::Int8 => quantize_row::<L>(row, panel.width, lane, |word| word * panel.width + lane, to),
+                    Operand::Int8Tiles => quantize_row::<L>(row, panel.width, lane, |word| lane * 8 + word, to),
                 }
             }
         }
@@ -124,9 +141,10 @@ fn copy_row(row: &[f32], width: usize, lane: usize, to: &mut [u32]) {
     }
 }
 
-/// Quantizes each block by its own largest magnitude: q = round(x * 127 / amax), ties to even.
+/// Quantizes each block by its own largest magnitude: q = round(x * 127 / amax), ties to even. `place` is where a word
+/// of its bytes goes.
 #[inline(always)]
-fn quantize_row<L: Lanes>(row: &[f32], width: usize, lane: usize, to: &mut [u32]) {
+fn quantize_row<L: Lanes>(row: &[f32], width: usize, lane: usize, place: impl Fn(usize) -> usize, to: &mut [u32]) {
     for (block, to) in row.as_chunks::<BLOCK>().0.iter().zip(to.chunks_exact_mut(BLOCK_WORDS * width)) {
         let (low, high) = block.split_at(LANES);
         let (low, high) = (L::load_first(low), L::load_first(high));
@@ -136,7 +154,7 @@ fn quantize_row<L: Lanes>(row: &[f32], width: usize, lane: usize, to: &mut [u32]
         let halves = [rounded(low, inverse).to_bytes(), rounded(high, inverse).to_bytes()];
         let [first, second] = halves.map(|half| half.iter().map(|&q| i32::from(q as i8)).sum::<i32>());
         for (word, four) in halves.as_flattened().as_chunks::<4>().0.iter().enumerate() {
-            to[word * width + lane] = u32::from_le_bytes(*four);
+            to[place(word)] = u32::from_le_bytes(*four);
         }
         to[8 * width + lane] = scale.to_bits();
         to[9 * width + lane] = (first + second) as u32;

@@ -204,10 +204,10 @@ fn a_row_does_not_know_its_neighbours() {
         for dtype in kinds() {
             let k = 96usize.next_multiple_of(dtype.block());
             let file = File::random(&mut rng, dtype, 37, k);
-            let x = rng.floats(27 * k);
+            let x = rng.floats(140 * k);
             for (path, cpu) in cpus(activations) {
                 let alone: Vec<f32> = x.chunks(k).flat_map(|x| product(&cpu, &[&file], x, 1)).collect();
-                for n_rows in 1..=27 {
+                for n_rows in (1..=27).chain([48, 67, 140]) {
                     let got = product(&cpu, &[&file], &x[..n_rows * k], n_rows);
                     assert_bits(&format!("{dtype:?} on {path}, {n_rows} rows"), &got, &alone[..n_rows * 37]);
                 }
@@ -260,8 +260,8 @@ fn sum_is_independent_of_leaf_owners() {
         let dtype = *dtype;
         let total = leaves.len() as u32;
         let file = File::random(&mut rng, dtype, 19, leaves.k() as usize);
-        let x = rng.floats(5 * file.k);
-        for activations in POLICIES {
+        for (n_rows, activations) in [5, 50].into_iter().flat_map(|n| POLICIES.map(|policy| (n, policy))) {
+            let x = rng.floats(n_rows * file.k);
             let plain = cpu(Isa::Plain, 1, activations);
             let solo = planes(&plain, &file, &x, leaves, 0..total);
             assert_eq!(solo.len(), 1);

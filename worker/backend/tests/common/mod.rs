@@ -167,7 +167,13 @@ pub fn cpu(isa: Isa, threads: usize, activations: Activations) -> Cpu {
 
 /// Every instruction set with several thread counts; the reference first.
 pub fn cpus(activations: Activations) -> Vec<(String, Cpu)> {
-    let threads = [(Isa::Plain, [1, 2]), (Isa::Avx2, [1, 3]), (Isa::Avx512, [1, 2]), (Isa::Avx512Bf16, [1, 2])];
+    let threads = [
+        (Isa::Plain, [1, 2]),
+        (Isa::Avx2, [1, 3]),
+        (Isa::Avx512, [1, 2]),
+        (Isa::Avx512Bf16, [1, 2]),
+        (Isa::Amx, [1, 2]),
+    ];
     let ways = threads.into_iter().flat_map(|(isa, threads)| threads.map(|threads| (isa, threads)));
     ways.filter(|(isa, _)| isa.is_supported())
         .map(|(isa, threads)| (format!("{isa:?} on {threads}"), cpu(isa, threads, activations)))

@@ -346,7 +346,8 @@ fn every_family_gives_the_same_bits() {
         let run =
             |isa, threads, chunk| bits(&rig(name, isa, threads, Activations::Int8, KvDtype::F16).in_chunks(log, chunk));
         let reference = run(Isa::Plain, 1, 512);
-        let ways = [(Isa::Avx2, 2, 7), (Isa::Avx512, 1, 1), (Isa::Avx512, 3, 20), (Isa::Avx512Bf16, 2, 7)];
+        let ways =
+            [(Isa::Avx2, 2, 7), (Isa::Avx512, 1, 1), (Isa::Avx512, 3, 20), (Isa::Avx512Bf16, 2, 7), (Isa::Amx, 2, 512)];
         for (isa, threads, chunk) in ways {
             if isa.is_supported() {
                 assert!(run(isa, threads, chunk) == reference, "{name} on {isa:?}, {threads} threads, {chunk} a chunk");

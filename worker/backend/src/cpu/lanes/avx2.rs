@@ -178,6 +178,14 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    fn bytes_minus(bytes: Avx2Int, offset: u8, to: &mut [u8; 64]) {
+        unsafe {
+            let (to, offset) = (to.as_mut_ptr().cast::<__m256i>(), _mm256_set1_epi8(offset as i8));
+            _mm256_storeu_si256(to, _mm256_sub_epi8(bytes.0, offset));
+            _mm256_storeu_si256(to.add(1), _mm256_sub_epi8(bytes.1, offset));
+        }
+    }
+    #[inline(always)]
     fn int_splat(value: i32) -> Avx2Int {
         let half = unsafe { _mm256_set1_epi32(value) };
         Avx2Int(half, half)

@@ -135,6 +135,10 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
         unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
     }
     #[inline(always)]
+    fn bytes_minus(bytes: __m512i, offset: u8, to: &mut [u8; 64]) {
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_sub_epi8(bytes, _mm512_set1_epi8(offset as i8))) }
+    }
+    #[inline(always)]
     fn int_splat(value: i32) -> __m512i {
         unsafe { _mm512_set1_epi32(value) }
     }

@@ -69,6 +69,8 @@ pub(crate) trait Lanes: Real {
     fn keep_first(self, n: usize, fill: f32) -> Self;
 
     fn bytes(from: &[u8; 64]) -> Self::Int;
+    /// Stores each byte minus `offset`, wrapping.
+    fn bytes_minus(bytes: Self::Int, offset: u8, to: &mut [u8; 64]);
     fn int_splat(value: i32) -> Self::Int;
     fn int_add(a: Self::Int, b: Self::Int) -> Self::Int;
     fn low_nibbles(bytes: Self::Int) -> Self::Int;

@@ -126,6 +126,12 @@ impl Lanes for PlainFloat {
         }))
     }
     #[inline(always)]
+    fn bytes_minus(bytes: PlainInt, offset: u8, to: &mut [u8; 64]) {
+        for (word, to) in bytes.0.iter().zip(to.as_chunks_mut().0) {
+            *to = word.to_le_bytes().map(|byte| byte.wrapping_sub(offset));
+        }
+    }
+    #[inline(always)]
     fn int_splat(value: i32) -> PlainInt {
         PlainInt([value; LANES])
     }

@@ -4,20 +4,22 @@
 //! neighbours.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
+mod tiles;
 mod weights;
 
 use super::formats::{FormatVisitor, packing, visit};
-use super::isa::{Isa, Kernel, dispatch, dispatch_pairs};
+use super::isa::{Isa, Kernel, dispatch, dispatch_pairs, dispatch_tiles};
 use super::lanes::{LANES, Lanes};
 use super::memory::{HostMemory, SharedPtr};
 use super::pack::{DEPTH_MAX, LeafEnd, Matrix, MatrixPart};
-use super::panels::{Fill, Operand, PANEL_ROWS, Panel, n_panels, panel};
+use super::panels::{Fill, Operand, PANEL_ROWS, Panel};
 use super::quants::{Quant, SharedScales, Width};
-use super::{Buffer, Cpu, panels};
+use super::{Buffer, Cpu, CpuConfig, panels};
 use crate::Linear;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use tiles::Int8Tiles;
 use types::{Activations, Dtype};
 use weights::{Bf16Pairs, F8Weights, F16Weights, F32Weights, FloatActivations, Int8Activations, WeightKernel};
 
@@ -36,7 +38,7 @@ impl Cpu {
     /// Fills the scratch panels with the rows of x as an operand.
     fn fill(&self, x: &[f32], k: usize, n_rows: usize, to: &HostMemory, operand: Operand) {
         let (to, isa) = (SharedPtr::new(to.start().cast::<u32>()), self.config.isa);
-        self.team.run(panels::n_panels(n_rows), &|panels| {
+        self.team.run(operand.n_panels(n_rows), &|panels| {
             let fill = Fill { x, k, n_rows, panels, to, operand };
             if operand == Operand::Bf16 { dispatch_pairs(isa, fill) } else { dispatch(isa, fill) }
         });
@@ -53,25 +55,15 @@ impl Cpu {
             panels::n_words(n_rows, w.k).is_some_and(|n| n <= scratch.n_words),
             "the scratch is smaller than x's panels"
         );
-        let activations = self.config.activations;
+        let panels = scratch.panels.each_ref().map(|panels| panels.start().cast::<u32>().cast_const());
+        let CpuConfig { isa, activations, .. } = self.config;
+        let product = ProductJob { matrix: w, panels, isa, activations, n_rows, out };
         for (of, panels) in Operand::ALL.into_iter().zip(&scratch.panels) {
-            if w.parts.iter().any(|part| operand(part.dtype, activations) == of) {
+            if w.parts.iter().any(|part| product.operand(part.dtype) == of) {
                 self.fill(x, w.k, n_rows, panels, of);
             }
         }
-        let panels = scratch.panels.each_ref().map(|panels| panels.start().cast::<u32>().cast_const());
-        let product = ProductJob { matrix: w, panels, activations, n_rows, out };
-        self.team.run(w.n_tiles(), &|tiles| product.run(self.config.isa, tiles));
-    }
-}
-
-/// What activations are where they meet a weight of this type.
-fn operand(dtype: Dtype, activations: Activations) -> Operand {
-    match packing(dtype).width {
-        _ if activations == Activations::F32 => Operand::Floats,
-        Width::Element | Width::E4M3 => Operand::Floats,
-        Width::Pair => Operand::Bf16,
-        Width::Four | Width::Five | Width::Six | Width::Eight => Operand::Int8,
+        self.team.run(w.n_tiles(), &|tiles| product.run(tiles));
     }
 }
 
@@ -80,7 +72,8 @@ fn operand(dtype: Dtype, activations: Activations) -> Operand {
 pub(crate) struct ProductJob<'a> {
     pub matrix: &'a Matrix,
     /// The same rows as each operand. Only those that a part meets are filled.
-    pub panels: [*const u32; 3],
+    pub panels: [*const u32; 4],
+    pub isa: Isa,
     pub activations: Activations,
     pub n_rows: usize,
     /// [n_runs, n_rows, n_out]
@@ -91,13 +84,24 @@ pub(crate) struct ProductJob<'a> {
 unsafe impl Sync for ProductJob<'_> {}
 
 impl ProductJob<'_> {
-    pub fn run(&self, isa: Isa, tiles: Range<usize>) {
+    /// What activations are where they meet a weight of this type.
+    fn operand(&self, dtype: Dtype) -> Operand {
+        match packing(dtype).width {
+            _ if self.activations == Activations::F32 => Operand::Floats,
+            Width::Element | Width::E4M3 => Operand::Floats,
+            Width::Pair => Operand::Bf16,
+            _ if self.isa == Isa::Amx && self.n_rows >= tiles::ROWS_MIN => Operand::Int8Tiles,
+            Width::Four | Width::Five | Width::Six | Width::Eight => Operand::Int8,
+        }
+    }
+
+    pub fn run(&self, tiles: Range<usize>) {
         for part in &self.matrix.parts {
             let start = tiles.start.max(part.first_tile);
             let end = tiles.end.min(part.first_tile + part.n_tiles());
             if start < end {
                 let tiles = start - part.first_tile..end - part.first_tile;
-                visit(part.dtype, PartTiles { product: self, isa, part, tiles });
+                visit(part.dtype, PartTiles { product: self, part, tiles });
             }
         }
     }
@@ -106,18 +110,17 @@ impl ProductJob<'_> {
 /// The product with some tiles of one part, in its format.
 struct PartTiles<'a> {
     product: &'a ProductJob<'a>,
-    isa: Isa,
     part: &'a MatrixPart,
     tiles: Range<usize>,
 }
 
 impl<'a> PartTiles<'a> {
     fn operand(&self) -> Operand {
-        operand(self.part.dtype, self.product.activations)
+        self.product.operand(self.part.dtype)
     }
 
     fn run_as<W: WeightKernel>(self) {
-        dispatch(self.isa, self.tiles_as::<W>());
+        dispatch(self.product.isa, self.tiles_as::<W>());
     }
 
     fn tiles_as<W>(self) -> ProductTiles<'a, W> {
@@ -138,7 +141,7 @@ impl FormatVisitor for PartTiles<'_> {
 
     fn bf16(self) {
         match self.operand() {
-            Operand::Bf16 => dispatch_pairs(self.isa, self.tiles_as::<Bf16Pairs>()),
+            Operand::Bf16 => dispatch_pairs(self.product.isa, self.tiles_as::<Bf16Pairs>()),
             _ => self.run_as::<FloatActivations<Bf16Pairs>>(),
         }
     }
@@ -150,6 +153,10 @@ impl FormatVisitor for PartTiles<'_> {
     fn quantized<Q: Quant>(self) {
         match self.operand() {
             Operand::Int8 => self.run_as::<Int8Activations<Q>>(),
+            Operand::Int8Tiles => {
+                let PartTiles { product, part, tiles } = self;
+                dispatch_tiles(Int8Tiles::<Q> { product, part, tiles, weights: PhantomData });
+            }
             _ => self.run_as::<FloatActivations<Q>>(),
         }
     }
@@ -174,8 +181,8 @@ impl<W: WeightKernel> Kernel for ProductTiles<'_, W> {
 
 #[inline(always)]
 fn tile_by_panels<L: Lanes, W: WeightKernel>(product: &ProductJob<'_>, part: &MatrixPart, tile: usize) {
-    for i in 0..n_panels(product.n_rows) {
-        let panel = panel(product.n_rows, i);
+    for i in 0..W::OPERAND.n_panels(product.n_rows) {
+        let panel = W::OPERAND.panel(product.n_rows, i);
         let cut = TileProduct { product, part, tile, panel };
         match panel.width {
             1 => cut.compute::<L, W, 1, 1>(0),
