@@ -202,10 +202,10 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
         }
     }
     #[inline(always)]
-    unsafe fn add_pairs<const M: usize, const WIDTH: usize>(w: __m512i, x: *const u32, acc: &mut [Self; M]) {
+    unsafe fn add_pairs<const M: usize>(w: __m512i, x: *const u32, width: usize, acc: &mut [Self; M]) {
         unsafe {
             if !BF16 {
-                return add_in_turn::<Self, M, WIDTH>(w, x, acc);
+                return add_in_turn(w, x, width, acc);
             }
             let w: __m512bh = transmute(w);
             for (m, acc) in acc.iter_mut().enumerate() {

@@ -115,11 +115,11 @@ pub(crate) trait Lanes: Real {
     /// acc[m] += odd w × odd x, then += even w × even x, each rounded once, for pairs whose products are not subnormal.
     ///
     /// # Safety
-    /// The words of a pair of M rows at `x`, in a panel of WIDTH rows.
+    /// The words of a pair of M rows at `x`, in a panel of `width` rows.
     #[inline(always)]
-    unsafe fn add_pairs<const M: usize, const WIDTH: usize>(w: Self::Int, x: *const u32, acc: &mut [Self; M]) {
+    unsafe fn add_pairs<const M: usize>(w: Self::Int, x: *const u32, width: usize, acc: &mut [Self; M]) {
         // SAFETY: the caller's promise.
-        unsafe { add_in_turn::<Self, M, WIDTH>(w, x, acc) }
+        unsafe { add_in_turn(w, x, width, acc) }
     }
 
     #[inline(always)]
@@ -174,13 +174,13 @@ pub(crate) unsafe fn add_products<L: Lanes, const M: usize>(w: L, x: *const u32,
 /// `Lanes::add_pairs` of pairs of x that stand as two f32.
 ///
 /// # Safety
-/// M words at `x`, and as many WIDTH words further.
+/// M words at `x`, and as many `width` words further.
 #[inline(always)]
-unsafe fn add_in_turn<L: Lanes, const M: usize, const WIDTH: usize>(w: L::Int, x: *const u32, acc: &mut [L; M]) {
+unsafe fn add_in_turn<L: Lanes, const M: usize>(w: L::Int, x: *const u32, width: usize, acc: &mut [L; M]) {
     let [even, odd] = L::pair_floats(w);
     // SAFETY: the caller's promise.
     unsafe {
-        add_products(odd, x.add(WIDTH), acc);
+        add_products(odd, x.add(width), acc);
         add_products(even, x, acc);
     }
 }

@@ -185,8 +185,9 @@ fn tile_by_panels<L: Lanes, W: WeightKernel>(product: &ProductJob<'_>, part: &Ma
         let panel = W::OPERAND.panel(product.n_rows, i);
         let cut = TileProduct { product, part, tile, panel };
         match panel.width {
-            1 => cut.compute::<L, W, 1, 1>(0),
-            2 => cut.compute::<L, W, 2, 2>(0),
+            1 => cut.compute::<L, W, 1>(0, 1),
+            width if L::SUMS < 4 => cut.compute_two_at_a_time::<L, W>(width),
+            2 => cut.compute::<L, W, 2>(0, 2),
             4 => cut.compute_in_parts::<L, W, 4>(),
             8 => cut.compute_in_parts::<L, W, 8>(),
             _ => cut.compute_in_parts::<L, W, PANEL_ROWS>(),
@@ -194,13 +195,9 @@ fn tile_by_panels<L: Lanes, W: WeightKernel>(product: &ProductJob<'_>, part: &Ma
     }
 }
 
-/// How many rows of a panel leave their sums in registers. Plain Rust is compiled small.
+/// How many rows of a wide panel leave their sums in registers.
 const fn rows_at_once<L: Lanes, W: WeightKernel>(width: usize) -> usize {
-    match L::SUMS {
-        16.. => width,
-        4.. => W::ROWS_MAX,
-        _ => 2,
-    }
+    if L::SUMS < 16 { W::ROWS_MAX } else { width }
 }
 
 struct TileProduct<'a> {
@@ -217,28 +214,31 @@ impl TileProduct<'_> {
     fn compute_in_parts<L: Lanes, W: WeightKernel, const WIDTH: usize>(&self) {
         let n_rows = self.panel.n_rows;
         match const { rows_at_once::<L, W>(WIDTH) } {
-            2 => {
-                for first in (0..n_rows).step_by(2) {
-                    self.compute::<L, W, 2, WIDTH>(first);
-                }
-            }
             6 if WIDTH == PANEL_ROWS => {
                 for first in (0..n_rows).step_by(6) {
-                    self.compute::<L, W, 6, WIDTH>(first);
+                    self.compute::<L, W, 6>(first, WIDTH);
                 }
             }
             4 | 6 => {
                 for first in (0..n_rows).step_by(4) {
-                    self.compute::<L, W, 4, WIDTH>(first);
+                    self.compute::<L, W, 4>(first, WIDTH);
                 }
             }
-            _ => self.compute::<L, W, WIDTH, WIDTH>(0),
+            _ => self.compute::<L, W, WIDTH>(0, WIDTH),
         }
     }
 
-    /// M rows from `first` on, of a panel of WIDTH rows.
+    /// `compute_in_parts` for instructions with few registers. The width is not constant: this code is compiled once.
     #[inline(always)]
-    fn compute<L: Lanes, W: WeightKernel, const M: usize, const WIDTH: usize>(&self, first: usize) {
+    fn compute_two_at_a_time<L: Lanes, W: WeightKernel>(&self, width: usize) {
+        for first in (0..self.panel.n_rows).step_by(2) {
+            self.compute::<L, W, 2>(first, width);
+        }
+    }
+
+    /// M rows from `first` on, of a panel of `width` rows.
+    #[inline(always)]
+    fn compute<L: Lanes, W: WeightKernel, const M: usize>(&self, first: usize, width: usize) {
         let matrix = self.product.matrix;
         let (row_words, step_words) =
             (W::OPERAND.row_words::<L>(matrix.k), W::OPERAND.step_words::<L>(W::PACKING.unit));
@@ -262,9 +262,9 @@ impl TileProduct<'_> {
                         head = SharedScales::read(head_form, w);
                         w = w.add(head_form.bytes());
                     }
-                    W::step::<L, M, WIDTH>(&head, w, a, &mut acc);
+                    W::step::<L, M>(&head, w, a, width, &mut acc);
                     w = w.add(W::PACKING.step_bytes);
-                    a = a.add(step_words * WIDTH);
+                    a = a.add(step_words * width);
                 }
                 k += W::PACKING.unit;
             }

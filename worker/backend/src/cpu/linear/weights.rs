@@ -20,11 +20,12 @@ pub(super) trait WeightKernel {
     /// acc += the product over one step.
     ///
     /// # Safety
-    /// `w` is at a step of a tile, `a` at its words of the first of M rows in a panel of WIDTH rows.
-    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+    /// `w` is at a step of a tile, `a` at its words of the first of M rows in a panel of `width` rows.
+    unsafe fn step<L: Lanes, const M: usize>(
         head: &SharedScales<L>,
         w: *const u8,
         a: *const u32,
+        width: usize,
         acc: &mut [L; M],
     );
 }
@@ -47,10 +48,11 @@ impl WeightKernel for F32Weights {
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+    unsafe fn step<L: Lanes, const M: usize>(
         _: &SharedScales<L>,
         w: *const u8,
         a: *const u32,
+        _: usize,
         acc: &mut [L; M],
     ) {
         // SAFETY: the caller's promise; tiles of f32 begin on 64 bytes.
@@ -63,10 +65,11 @@ impl WeightKernel for F16Weights {
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+    unsafe fn step<L: Lanes, const M: usize>(
         _: &SharedScales<L>,
         w: *const u8,
         a: *const u32,
+        _: usize,
         acc: &mut [L; M],
     ) {
         // SAFETY: the caller's promise; tiles begin on 32 bytes.
@@ -79,14 +82,15 @@ impl WeightKernel for Bf16Pairs {
     const OPERAND: Operand = Operand::Bf16;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+    unsafe fn step<L: Lanes, const M: usize>(
         _: &SharedScales<L>,
         w: *const u8,
         a: *const u32,
+        width: usize,
         acc: &mut [L; M],
     ) {
         // SAFETY: the caller's promise: sixteen pairs, and one of each row.
-        unsafe { L::add_pairs::<M, WIDTH>(L::bytes(ref_at(w)), a, acc) }
+        unsafe { L::add_pairs(L::bytes(ref_at(w)), a, width, acc) }
     }
 }
 
@@ -95,17 +99,18 @@ impl WeightKernel for FloatActivations<Bf16Pairs> {
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+    unsafe fn step<L: Lanes, const M: usize>(
         _: &SharedScales<L>,
         w: *const u8,
         a: *const u32,
+        width: usize,
         acc: &mut [L; M],
     ) {
         // SAFETY: the caller's promise: sixteen pairs, and two words of M rows.
         unsafe {
             let [even, odd] = L::pair_floats(L::bytes(ref_at(w)));
             add_products(even, a, acc);
-            add_products(odd, a.add(WIDTH), acc);
+            add_products(odd, a.add(width), acc);
         }
     }
 }
@@ -115,10 +120,11 @@ impl WeightKernel for F8Weights {
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+    unsafe fn step<L: Lanes, const M: usize>(
         _: &SharedScales<L>,
         w: *const u8,
         a: *const u32,
+        width: usize,
         acc: &mut [L; M],
     ) {
         // SAFETY: the caller's promise: a step, which begins on 64 bytes, and 32 words of M rows.
@@ -126,7 +132,7 @@ impl WeightKernel for F8Weights {
             let (scale, numbers) = (L::load(ref_at(w)), w.add(Self::PACKING.scale_columns * COLUMN_BYTES));
             for k in 0..BLOCK {
                 let number = L::from_e4m3(ref_at(numbers.add(LANES * k)));
-                add_products(number.mul(scale), a.add(k * WIDTH), acc);
+                add_products(number.mul(scale), a.add(k * width), acc);
             }
         }
     }
@@ -137,10 +143,11 @@ impl<Q: Quant> WeightKernel for FloatActivations<Q> {
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+    unsafe fn step<L: Lanes, const M: usize>(
         head: &SharedScales<L>,
         w: *const u8,
         a: *const u32,
+        width: usize,
         acc: &mut [L; M],
     ) {
         let mut numbers = [[0.0; LANES]; BLOCK];
@@ -148,7 +155,7 @@ impl<Q: Quant> WeightKernel for FloatActivations<Q> {
         unsafe {
             unpack::<L, Q>(head, w, &mut numbers);
             for k in 0..BLOCK {
-                add_products(L::load(&numbers[k]), a.add(k * WIDTH), acc);
+                add_products(L::load(&numbers[k]), a.add(k * width), acc);
             }
         }
     }
@@ -161,25 +168,26 @@ impl<Q: Quant> WeightKernel for Int8Activations<Q> {
     const ROWS_MAX: usize = if is_wide(Q::Digits::WIDTH) { PANEL_ROWS } else { 4 };
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+    unsafe fn step<L: Lanes, const M: usize>(
         head: &SharedScales<L>,
         w: *const u8,
         a: *const u32,
+        width: usize,
         acc: &mut [L; M],
     ) {
         // SAFETY: the caller's promise: a step, and 15 words of M rows.
         unsafe {
             let digits = w.add(Q::PACKING.scale_columns * COLUMN_BYTES);
             if Q::Scales::TWO {
-                let first = dots::<L, Q, M, WIDTH>(0..2, digits, a, a.add(11 * WIDTH));
-                let second = dots::<L, Q, M, WIDTH>(2..4, digits, a, a.add(12 * WIDTH));
+                let first = dots::<L, Q, M>(0..2, digits, a, a.add(11 * width), width);
+                let second = dots::<L, Q, M>(2..4, digits, a, a.add(12 * width), width);
                 let scales = Q::Scales::read(head, w);
-                add_scaled::<L, Q, M, WIDTH>(scales[0], &first, a, a.add(13 * WIDTH), acc);
-                add_scaled::<L, Q, M, WIDTH>(scales[1], &second, a, a.add(14 * WIDTH), acc);
+                add_scaled::<L, Q, M>(scales[0], &first, (a, width), a.add(13 * width), acc);
+                add_scaled::<L, Q, M>(scales[1], &second, (a, width), a.add(14 * width), acc);
             } else {
-                let whole = dots::<L, Q, M, WIDTH>(0..4, digits, a, a.add(9 * WIDTH));
+                let whole = dots::<L, Q, M>(0..4, digits, a, a.add(9 * width), width);
                 let scales = Q::Scales::read(head, w);
-                add_scaled::<L, Q, M, WIDTH>(scales[0], &whole, a, a.add(10 * WIDTH), acc);
+                add_scaled::<L, Q, M>(scales[0], &whole, (a, width), a.add(10 * width), acc);
             }
         }
     }
@@ -190,11 +198,12 @@ impl<Q: Quant> WeightKernel for Int8Activations<Q> {
 /// # Safety
 /// The digits of a step are at `digits`; the pairs are below 4; 8 words of M rows of a panel at `a` and M at `sums`.
 #[inline(always)]
-unsafe fn dots<L: Lanes, Q: Quant, const M: usize, const WIDTH: usize>(
+unsafe fn dots<L: Lanes, Q: Quant, const M: usize>(
     pairs: Range<usize>,
     digits: *const u8,
     a: *const u32,
     sums: *const u32,
+    width: usize,
 ) -> [L::Int; M] {
     let is_wide = is_wide(Q::Digits::WIDTH);
     let n_lines = Q::PACKING.step_bytes.div_ceil(64);
@@ -215,7 +224,7 @@ unsafe fn dots<L: Lanes, Q: Quant, const M: usize, const WIDTH: usize>(
             let pair = Q::Digits::pair::<L>(digits, i);
             for j in 0..2 {
                 for m in 0..M {
-                    let four = *a.add((2 * i + j) * WIDTH + m) as i32;
+                    let four = *a.add((2 * i + j) * width + m) as i32;
                     match is_wide {
                         true => dots[m] = L::dot_offset(dots[m], pair[j], four),
                         false => small[m] = L::add_small(small[m], pair[j], four),
@@ -252,16 +261,16 @@ const fn words_per_sum(width: Width) -> usize {
 /// # Safety
 /// 15 words of M rows of a panel at `a`, M at `scaled_sums`.
 #[inline(always)]
-unsafe fn add_scaled<L: Lanes, Q: Quant, const M: usize, const WIDTH: usize>(
+unsafe fn add_scaled<L: Lanes, Q: Quant, const M: usize>(
     of: StepScale<L>,
     dots: &[L::Int; M],
-    a: *const u32,
+    (a, width): (*const u32, usize),
     scaled_sums: *const u32,
     acc: &mut [L; M],
 ) {
     for m in 0..M {
         // SAFETY: the caller's promise.
-        let (scale, sum) = unsafe { (f32::from_bits(*a.add(8 * WIDTH + m)), f32::from_bits(*scaled_sums.add(m))) };
+        let (scale, sum) = unsafe { (f32::from_bits(*a.add(8 * width + m)), f32::from_bits(*scaled_sums.add(m))) };
         acc[m] = L::int_to_float(dots[m]).fma(of.scale.mul(L::splat(scale)), acc[m]);
         if Q::Scales::HAS_MINIMUM {
             acc[m] = of.minimum.fma(L::splat(sum), acc[m]);
