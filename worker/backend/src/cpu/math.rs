@@ -23,10 +23,7 @@ pub(crate) fn exp<R: Real>(x: R) -> R {
     let p = p.fma(r, R::splat(4.166_579_6e-2));
     let p = p.fma(r, R::splat(1.666_666_5e-1));
     let p = p.fma(r, R::splat(0.5));
-    let p = p.fma(r.mul(r), r).add(R::splat(1.0));
-    // In two steps: 2^n itself may be out of range where e^x is not.
-    let half = n.mul(R::splat(0.5)).round();
-    p.mul(half.pow2()).mul(n.sub(half).pow2())
+    p.fma(r.mul(r), r).add(R::splat(1.0)).times_pow2(n)
 }
 
 /// The natural logarithm within 2 ulp: -infinity for 0, NaN for negative numbers.

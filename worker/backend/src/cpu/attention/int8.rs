@@ -5,7 +5,8 @@
 //! K and V is a hundred times coarser. A tile's sums stay below 2^30.
 
 use super::{
-    AttentionJob, AttentionState, HEAD_DIM_MAX, POSITIONS, QUERIES_MAX, Query, TILE, TILE_BLOCKS, n_unseen_blocks,
+    AttentionJob, HEAD_DIM_MAX, POSITIONS, QUERIES_MAX, Query, TILE, TILE_BLOCKS, TileScratch, WeightedValues,
+    n_unseen_blocks,
 };
 use crate::cpu::kv::int8::{LEAST, WHOLE, hadamard_transform, hadamard_width};
 use crate::cpu::lanes::{LANES, Lanes};
@@ -87,9 +88,9 @@ fn in_words<L: Lanes>(x: L) -> [i32; FOUR] {
 impl AttentionJob<'_> {
     /// Turns and splits what will meet K.
     #[inline(always)]
-    pub(super) fn split_queries<L: Lanes>(&self, queries: &[Query], state: &mut AttentionState) {
+    pub(super) fn split_queries<L: Lanes>(&self, queries: &[Query], scratch: &mut TileScratch) {
         let dim = self.call.heads.head_dim;
-        for (query, split) in queries.iter().zip(&mut state.digits.queries) {
+        for (query, split) in queries.iter().zip(&mut scratch.digits.queries) {
             let mut numbers = [0.0; HEAD_DIM_MAX];
             let start = query.row * self.call.heads.qkv_cols() + query.head * dim;
             numbers[..dim].copy_from_slice(&self.qkv[start..][..dim]);
@@ -106,9 +107,9 @@ impl AttentionJob<'_> {
         blocks: &[BlockId],
         kv_head: usize,
         tile: usize,
-        state: &mut AttentionState,
+        scratch: &mut TileScratch,
     ) {
-        let AttentionState { digits, scores, .. } = state;
+        let TileScratch { digits, scores, .. } = scratch;
         // A power of two divides it without rounding.
         let scale = self.call.heads.scale / hadamard_width(self.call.heads.head_dim) as f32;
         for (i, block) in blocks.iter().enumerate().skip(n_unseen_blocks(queries, tile)) {
@@ -136,9 +137,9 @@ impl AttentionJob<'_> {
         &self,
         queries: &[Query],
         blocks: &[BlockId],
-        kv_head: usize,
-        tile: usize,
-        state: &mut AttentionState,
+        (kv_head, tile): (usize, usize),
+        scratch: &mut TileScratch,
+        to: &mut WeightedValues,
     ) {
         let skipped = n_unseen_blocks(queries, tile);
         let mut starts = [0; TILE_BLOCKS];
@@ -146,7 +147,7 @@ impl AttentionJob<'_> {
             *start = self.kv.page_start(self.call.layer, block.0, kv_head) + self.kv.k_to_v_distance();
         }
         let pages = skipped..blocks.len();
-        let AttentionState { digits, scores, tile: to, .. } = state;
+        let TileScratch { digits, scores, .. } = scratch;
         for ((query, scores), split) in queries.iter().zip(scores).zip(&mut digits.weights) {
             self.split_weights::<L>(query.seen_in(tile), &starts, scores, split);
         }

@@ -4,6 +4,7 @@
 //! chunks in ascending order into the row. So a row's bits depend on its query and the positions up to its own, not on
 //! how the rows were cut into steps, and a chunk is a unit of work that can be done apart.
 
+mod by_tiles;
 mod int8;
 mod pages;
 mod products;
@@ -15,6 +16,8 @@ use super::math::exp;
 use super::memory::SharedPtr;
 use super::{Buffer, Cpu, Vector};
 use crate::{Attention, AttentionCall, AttentionHeads, Pass, PassSlice};
+pub(crate) use by_tiles::TileResults;
+use products::pages_per_load;
 use std::cell::RefCell;
 use std::ops::Range;
 use types::{BLOCK_TOKENS, BlockId, KvDtype};
@@ -44,9 +47,14 @@ impl Attention for Cpu {
         let n_rows = pass.n_rows();
         let qkv = qkv.rows(n_rows, heads.qkv_cols());
         let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
-        let n_items = n_items(pass, heads);
         let attend = AttentionJob { qkv, kv, call, sinks: sinks.map(|sinks| &**sinks), out };
-        self.team.run(n_items, &|items| attend.run(self.config.isa, items));
+        let (n_items, isa) = (n_items(pass, heads), self.config.isa);
+        let n_tiles = if heads.per_kv <= QUERIES_MAX { attend.n_tiles() } else { n_items };
+        if n_tiles > n_items && n_items < self.config.threads * ITEMS_PER_THREAD {
+            attend.run_by_tiles(isa, &self.team, n_tiles);
+        } else {
+            self.team.run(n_items, &|items| attend.run(isa, items));
+        }
     }
 }
 
@@ -56,7 +64,10 @@ const TILE_BLOCKS: usize = TILE / POSITIONS;
 pub(super) const CHUNK: usize = 4096;
 const CHUNK_TILES: usize = CHUNK / TILE;
 /// Query heads that share each widened page: heads of one KV head, of consecutive rows.
-const QUERIES_MAX: usize = 16;
+const QUERIES_MAX: usize = 32;
+/// With fewer items for each thread, threads share the tiles of an item.
+const ITEMS_PER_THREAD: usize = 4;
+const _: () = assert!(QUERIES_MAX.is_multiple_of(LANES), "registers hold a number of each query");
 
 /// Attention of some items; an item is a KV head of a run of rows.
 pub(crate) struct AttentionJob<'a> {
@@ -87,22 +98,36 @@ pub(crate) fn n_items(pass: &Pass<'_>, heads: &AttentionHeads) -> usize {
     pass.slices.iter().map(|slice| slice.rows.len().div_ceil(rows) * heads.n_kv_heads).sum()
 }
 
+/// A KV head of a run of rows.
+#[derive(Clone)]
+struct AttentionItem<'a> {
+    slice: &'a PassSlice,
+    blocks: &'a [BlockId],
+    rows: Range<usize>,
+    kv_head: usize,
+}
+
+impl<'a> AttentionJob<'a> {
+    fn items(&self) -> impl Iterator<Item = AttentionItem<'a>> {
+        let AttentionCall { pass, heads, group, .. } = *self.call;
+        let (rows_max, n_kv_heads, tables) = (rows_per_item(heads), heads.n_kv_heads, pass.tables.group(group));
+        pass.slices.iter().enumerate().flat_map(move |(i, slice)| {
+            let cuts = (slice.rows.start as usize..slice.rows.end as usize).step_by(rows_max);
+            cuts.flat_map(move |row| {
+                let rows = row..(row + rows_max).min(slice.rows.end as usize);
+                let blocks = tables.blocks_of(i);
+                (0..n_kv_heads).map(move |kv_head| AttentionItem { slice, blocks, rows: rows.clone(), kv_head })
+            })
+        })
+    }
+}
+
 impl Kernel for AttentionItems<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let AttentionItems { attend, items, state } = self;
-        let AttentionCall { pass, heads, group, .. } = *attend.call;
-        let (rows_max, n_kv_heads, tables) = (rows_per_item(heads), heads.n_kv_heads, pass.tables.group(group));
-        let mut first = 0;
-        for (i, slice) in pass.slices.iter().enumerate() {
-            let n = slice.rows.len().div_ceil(rows_max) * n_kv_heads;
-            for item in items.start.max(first)..items.end.min(first + n) {
-                let (cut, kv_head) = ((item - first) / n_kv_heads, (item - first) % n_kv_heads);
-                let row = slice.rows.start as usize + cut * rows_max;
-                let rows = row..(row + rows_max).min(slice.rows.end as usize);
-                attend.attend_item::<L>(slice, tables.blocks_of(i), rows, kv_head, state);
-            }
-            first += n;
+        for item in attend.items().skip(items.start).take(items.len()) {
+            attend.attend_item::<L>(&item, state);
         }
     }
 }
@@ -132,32 +157,43 @@ impl WeightedValues {
     };
 }
 
-/// What is kept of the positions so far, and room for one tile.
-struct AttentionState {
+/// Room for the computation of one tile.
+struct TileScratch {
     /// The queries, as `products` reads them.
     queries: [f32; QUERIES_MAX * HEAD_DIM_MAX],
     scores: [[f32; TILE]; QUERIES_MAX],
-    page: [f32; POSITIONS * HEAD_DIM_MAX],
-    tile: WeightedValues,
+    /// Two pages, widened.
+    pages: [[f32; POSITIONS * HEAD_DIM_MAX]; 2],
+    digits: int8::TileDigits,
+}
+
+/// What is kept of the positions so far.
+struct RowSums {
     chunk: WeightedValues,
     row: WeightedValues,
-    digits: int8::TileDigits,
+}
+
+struct AttentionState {
+    scratch: TileScratch,
+    tile: WeightedValues,
+    sums: RowSums,
 }
 
 impl AttentionState {
     const EMPTY: AttentionState = AttentionState {
-        queries: [0.0; QUERIES_MAX * HEAD_DIM_MAX],
-        scores: [[0.0; TILE]; QUERIES_MAX],
-        page: [0.0; POSITIONS * HEAD_DIM_MAX],
+        scratch: TileScratch {
+            queries: [0.0; QUERIES_MAX * HEAD_DIM_MAX],
+            scores: [[0.0; TILE]; QUERIES_MAX],
+            pages: [[0.0; POSITIONS * HEAD_DIM_MAX]; 2],
+            digits: int8::TileDigits::EMPTY,
+        },
         tile: WeightedValues::EMPTY,
-        chunk: WeightedValues::EMPTY,
-        row: WeightedValues::EMPTY,
-        digits: int8::TileDigits::EMPTY,
+        sums: RowSums { chunk: WeightedValues::EMPTY, row: WeightedValues::EMPTY },
     };
 }
 
 thread_local! {
-    /// Kept, because clearing 80 KB would cost as much as a short sequence.
+    /// Kept, because clearing 200 KB would cost as much as a short sequence.
     static STATE: RefCell<AttentionState> = const { RefCell::new(AttentionState::EMPTY) };
 }
 
@@ -177,63 +213,89 @@ struct AttentionItems<'a> {
 impl AttentionJob<'_> {
     /// Walks the heads of one KV head of some rows, at most `QUERIES_MAX` at a time.
     #[inline(always)]
-    fn attend_item<L: Lanes>(
-        &self,
-        slice: &PassSlice,
-        blocks: &[BlockId],
-        rows: Range<usize>,
-        kv_head: usize,
-        state: &mut AttentionState,
-    ) {
-        let readers = query_heads_of(self.call.heads, kv_head);
+    fn attend_item<L: Lanes>(&self, item: &AttentionItem<'_>, state: &mut AttentionState) {
+        let readers = query_heads_of(self.call.heads, item.kv_head);
         let mut queries = [Query::default(); QUERIES_MAX];
         let mut n = 0;
-        for row in rows.clone() {
+        for row in item.rows.clone() {
             for head in readers.clone() {
-                let end = slice.range.start as usize + row - slice.rows.start as usize + 1;
-                let first = self.call.heads.window.map_or(0, |window| end.saturating_sub(window));
-                queries[n] = Query { row, head, first, end };
+                queries[n] = self.query(item, row, head);
                 n += 1;
-                let is_last = row + 1 == rows.end && head + 1 == readers.end;
+                let is_last = row + 1 == item.rows.end && head + 1 == readers.end;
                 if n == QUERIES_MAX || is_last {
-                    self.walk::<L>(&queries[..n], blocks, kv_head, state);
+                    self.walk::<L>(&queries[..n], item, state);
                     n = 0;
                 }
             }
         }
     }
 
+    #[inline(always)]
+    fn query(&self, item: &AttentionItem<'_>, row: usize, head: usize) -> Query {
+        let end = item.slice.range.start as usize + row - item.slice.rows.start as usize + 1;
+        Query { row, head, first: self.call.heads.window.map_or(0, |window| end.saturating_sub(window)), end }
+    }
+
     /// All tiles that a query sees, chunk by chunk.
     #[inline(always)]
-    fn walk<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, state: &mut AttentionState) {
-        let seen = seen_by_any(queries);
-        let n_lanes = self.call.heads.head_dim.next_multiple_of(LANES);
-        let tiles = seen.start / TILE..seen.end.div_ceil(TILE);
-        let blocks = &blocks[..seen.end.div_ceil(POSITIONS)];
-        let is_int8 = self.kv.spec.dtype == KvDtype::Int8;
-        if is_int8 {
-            self.split_queries::<L>(queries, state);
+    fn walk<L: Lanes>(&self, queries: &[Query], item: &AttentionItem<'_>, state: &mut AttentionState) {
+        let AttentionState { scratch, tile: of_tile, sums } = state;
+        self.prepare::<L>(queries, scratch);
+        for tile in tiles_seen(queries) {
+            self.weigh_tile::<L>(queries, item, tile, scratch, of_tile);
+            self.merge_tile::<L>(queries, tile, of_tile, sums);
+        }
+        self.finish_all::<L>(queries, &sums.row);
+    }
+
+    /// Lays the queries out as the products with K read them.
+    #[inline(always)]
+    fn prepare<L: Lanes>(&self, queries: &[Query], scratch: &mut TileScratch) {
+        if self.kv.spec.dtype == KvDtype::Int8 {
+            self.split_queries::<L>(queries, scratch);
         } else {
-            self.lay_out::<L>(queries, &mut state.queries);
+            self.lay_out::<L>(queries, &mut scratch.queries);
         }
-        for (tile, blocks) in blocks.chunks(TILE_BLOCKS).enumerate().skip(tiles.start) {
-            if is_int8 {
-                self.score_int8::<L>(queries, blocks, kv_head, tile, state);
-                self.weigh::<L>(queries, tile, state);
-                self.add_values_int8::<L>(queries, blocks, kv_head, tile, state);
-            } else {
-                self.score::<L>(queries, blocks, kv_head, tile, state);
-                self.weigh::<L>(queries, tile, state);
-                self.accumulate_values::<L>(queries, blocks, kv_head, tile, state);
-            }
-            let (chunk_start, end) = (tile / CHUNK_TILES * CHUNK, (tile + 1) * TILE);
-            merge::<L>(queries, tile * TILE..end, &state.tile, chunk_start, &mut state.chunk, n_lanes);
-            if end.is_multiple_of(CHUNK) || tile + 1 == tiles.end {
-                merge::<L>(queries, chunk_start..end, &state.chunk, 0, &mut state.row, n_lanes);
-            }
+    }
+
+    /// The weighted values of one tile.
+    #[inline(always)]
+    fn weigh_tile<L: Lanes>(
+        &self,
+        queries: &[Query],
+        item: &AttentionItem<'_>,
+        tile: usize,
+        scratch: &mut TileScratch,
+        to: &mut WeightedValues,
+    ) {
+        let seen = seen_by_any(queries);
+        let blocks = &item.blocks[tile * TILE_BLOCKS..seen.end.div_ceil(POSITIONS).min((tile + 1) * TILE_BLOCKS)];
+        if self.kv.spec.dtype == KvDtype::Int8 {
+            self.score_int8::<L>(queries, blocks, item.kv_head, tile, scratch);
+            self.weigh::<L>(queries, tile, &mut scratch.scores, to);
+            self.add_values_int8::<L>(queries, blocks, (item.kv_head, tile), scratch, to);
+        } else {
+            self.score::<L>(queries, blocks, item.kv_head, tile, scratch);
+            self.weigh::<L>(queries, tile, &mut scratch.scores, to);
+            self.accumulate_values::<L>(queries, blocks, (item.kv_head, tile), scratch, to);
         }
+    }
+
+    /// Merges the next tile into its chunk, and the chunk into the row where it is complete.
+    #[inline(always)]
+    fn merge_tile<L: Lanes>(&self, queries: &[Query], tile: usize, of: &WeightedValues, sums: &mut RowSums) {
+        let n_lanes = self.call.heads.head_dim.next_multiple_of(LANES);
+        let (chunk_start, end) = (tile / CHUNK_TILES * CHUNK, (tile + 1) * TILE);
+        merge::<L>(queries, tile * TILE..end, of, chunk_start, &mut sums.chunk, n_lanes);
+        if end.is_multiple_of(CHUNK) || tile + 1 == tiles_seen(queries).end {
+            merge::<L>(queries, chunk_start..end, &sums.chunk, 0, &mut sums.row, n_lanes);
+        }
+    }
+
+    #[inline(always)]
+    fn finish_all<L: Lanes>(&self, queries: &[Query], row: &WeightedValues) {
         for (i, query) in queries.iter().enumerate() {
-            self.finish::<L>(query, &state.row.values[i], state.row.sum[i]);
+            self.finish::<L>(query, &row.values[i], row.sum[i]);
         }
     }
 
@@ -245,26 +307,40 @@ impl AttentionJob<'_> {
         blocks: &[BlockId],
         kv_head: usize,
         tile: usize,
-        state: &mut AttentionState,
+        scratch: &mut TileScratch,
     ) {
         let n = queries.len();
-        let (q, scores) = (&state.queries[..n * self.call.heads.head_dim], &mut state.scores[..n]);
-        for (i, block) in blocks.iter().enumerate().skip(n_unseen_blocks(queries, tile)) {
-            let k = self.kv.page_start(self.call.layer, block.0, kv_head);
-            match self.widened_plane::<L>(k, n, &mut state.page) {
-                KvPlane::F32(k) => self.score_page::<L, f32>(q, k, i, scores),
-                KvPlane::F16(k) => self.score_page::<L, u16>(q, k, i, scores),
+        let TileScratch { queries: q, scores, pages: [first, second], .. } = scratch;
+        let (q, scores) = (&q[..n * self.call.heads.head_dim], &mut scores[..n]);
+        let mut i = n_unseen_blocks(queries, tile);
+        while i < blocks.len() {
+            let page = |i: usize| self.kv.page_start(self.call.layer, blocks[i].0, kv_head);
+            let has_two = pages_per_load::<L>() == 2 && i + 1 < blocks.len();
+            let k = self.widened_plane::<L>(page(i), n, first);
+            let next = if has_two { Some(self.widened_plane::<L>(page(i + 1), n, second)) } else { None };
+            match (k, next) {
+                (KvPlane::F32(k), Some(KvPlane::F32(next))) => self.score_pages::<L, f32, 2>(q, [k, next], i, scores),
+                (KvPlane::F16(k), Some(KvPlane::F16(next))) => self.score_pages::<L, u16, 2>(q, [k, next], i, scores),
+                (KvPlane::F32(k), _) => self.score_pages::<L, f32, 1>(q, [k], i, scores),
+                (KvPlane::F16(k), _) => self.score_pages::<L, u16, 1>(q, [k], i, scores),
             }
+            i += if has_two { 2 } else { 1 };
         }
     }
 
     /// Scores become e^(score - largest of the tile), 0 where a query does not see.
     #[inline(always)]
-    fn weigh<L: Lanes>(&self, queries: &[Query], tile: usize, state: &mut AttentionState) {
+    fn weigh<L: Lanes>(
+        &self,
+        queries: &[Query],
+        tile: usize,
+        scores: &mut [[f32; TILE]; QUERIES_MAX],
+        to: &mut WeightedValues,
+    ) {
         for (i, query) in queries.iter().enumerate() {
             let Range { start, end: n } = query.seen_in(tile);
-            state.scores[i][..start].fill(f32::NEG_INFINITY);
-            let (scores, _) = state.scores[i].as_chunks_mut::<LANES>();
+            scores[i][..start].fill(f32::NEG_INFINITY);
+            let (scores, _) = scores[i].as_chunks_mut::<LANES>();
             let scores = &mut scores[..n.div_ceil(LANES)];
             let mut largest = L::splat(f32::NEG_INFINITY);
             for (j, scores) in scores.iter_mut().enumerate().skip(start / LANES) {
@@ -281,7 +357,7 @@ impl AttentionJob<'_> {
                 sum = sum.add(p);
             }
             let sum = sink.map_or(sum.sum(), |sink| sum.sum() + exp(sink - largest));
-            (state.tile.largest[i], state.tile.sum[i]) = (largest, sum);
+            (to.largest[i], to.sum[i]) = (largest, sum);
         }
     }
 
@@ -291,18 +367,18 @@ impl AttentionJob<'_> {
         &self,
         queries: &[Query],
         blocks: &[BlockId],
-        kv_head: usize,
-        tile: usize,
-        state: &mut AttentionState,
+        (kv_head, tile): (usize, usize),
+        scratch: &mut TileScratch,
+        to: &mut WeightedValues,
     ) {
         let n = queries.len();
-        let (scores, values) = (&state.scores[..n], &mut state.tile.values[..n]);
+        let (scores, values) = (&scratch.scores[..n], &mut to.values[..n]);
         let n_lanes = self.call.heads.head_dim.next_multiple_of(LANES);
         values.iter_mut().for_each(|values| values[..n_lanes].fill(0.0));
         for (i, block) in blocks.iter().enumerate().skip(n_unseen_blocks(queries, tile)) {
             let v = self.kv.page_start(self.call.layer, block.0, kv_head) + self.kv.k_to_v_distance();
             let at = tile * TILE + i * POSITIONS;
-            match self.widened_plane::<L>(v, n, &mut state.page) {
+            match self.widened_plane::<L>(v, n, &mut scratch.pages[0]) {
                 KvPlane::F32(v) => self.add_page::<L, f32>(queries, v, at, scores, values),
                 KvPlane::F16(v) => self.add_page::<L, u16>(queries, v, at, scores, values),
             }
@@ -336,22 +412,28 @@ fn merge<L: Lanes>(
     into: &mut WeightedValues,
     n_lanes: usize,
 ) {
+    let (mut largest, mut keep, mut take) = ([0.0; QUERIES_MAX], [0.0; QUERIES_MAX], [0.0; QUERIES_MAX]);
+    for i in 0..queries.len().div_ceil(LANES) {
+        let (before, now) = (L::load(&into.largest.as_chunks().0[i]), L::load(&of.largest.as_chunks().0[i]));
+        let both = before.max(now);
+        both.store(&mut largest.as_chunks_mut().0[i]);
+        exp(before.sub(both)).store(&mut keep.as_chunks_mut().0[i]);
+        exp(now.sub(both)).store(&mut take.as_chunks_mut().0[i]);
+    }
     for (i, query) in queries.iter().enumerate().filter(|(_, query)| query.sees(&positions)) {
-        let (before, now) = (into.largest[i], of.largest[i]);
         let (acc, values) = (&mut into.values[i][..n_lanes], &of.values[i][..n_lanes]);
         if query.first.max(start) >= positions.start {
             acc.copy_from_slice(values);
-            (into.largest[i], into.sum[i]) = (now, of.sum[i]);
+            (into.largest[i], into.sum[i]) = (of.largest[i], of.sum[i]);
             continue;
         }
-        let largest = Real::max(before, now);
-        let (keep, take) = (exp(before - largest), exp(now - largest));
+        let (keep, take) = (keep[i], take[i]);
         for (acc, values) in acc.as_chunks_mut::<LANES>().0.iter_mut().zip(values.as_chunks::<LANES>().0) {
             let taken = L::load(values).mul(L::splat(take));
             L::load(acc).fma(L::splat(keep), taken).store(acc);
         }
         into.sum[i] = into.sum[i].mul_add(keep, of.sum[i] * take);
-        into.largest[i] = largest;
+        into.largest[i] = largest[i];
     }
 }
 
@@ -386,6 +468,13 @@ impl Query {
 fn seen_by_any(queries: &[Query]) -> Range<usize> {
     let first = queries.iter().map(|query| query.first).min().unwrap_or(0);
     first..queries.iter().map(|query| query.end).max().unwrap_or(0)
+}
+
+/// The tiles that any of the queries sees.
+#[inline(always)]
+fn tiles_seen(queries: &[Query]) -> Range<usize> {
+    let seen = seen_by_any(queries);
+    seen.start / TILE..seen.end.div_ceil(TILE)
 }
 
 /// Blocks of a tile that no query sees any more: others may have them by now.

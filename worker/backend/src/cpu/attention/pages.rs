@@ -40,24 +40,35 @@ impl AttentionJob<'_> {
         }
     }
 
+    /// Pages `i` of a tile and those behind it.
     #[inline(always)]
-    pub(super) fn score_page<L: Lanes, T: KvNumber>(&self, q: &[f32], k: &[T], i: usize, scores: &mut [[f32; TILE]]) {
+    pub(super) fn score_pages<L: Lanes, T: KvNumber, const P: usize>(
+        &self,
+        q: &[f32],
+        k: [&[T]; P],
+        i: usize,
+        scores: &mut [[f32; TILE]],
+    ) {
+        let mut pages: [&[[T; LANES]]; P] = [&[]; P];
+        for p in 0..P {
+            pages[p] = k[p].as_chunks().0;
+        }
         let of_group = queries_per_load::<L>() * self.call.heads.head_dim;
         for (q, scores) in q.chunks(of_group).zip(scores.chunks_mut(queries_per_load::<L>())) {
             match scores.len() {
-                4.. => self.score_group::<L, T, 4>(q, k, i, scores),
-                3 => self.score_group::<L, T, 3>(q, k, i, scores),
-                2 => self.score_group::<L, T, 2>(q, k, i, scores),
-                _ => self.score_group::<L, T, 1>(q, k, i, scores),
+                4.. => self.score_group::<L, T, 4, P>(q, &pages, i, scores),
+                3 => self.score_group::<L, T, 3, P>(q, &pages, i, scores),
+                2 => self.score_group::<L, T, 2, P>(q, &pages, i, scores),
+                _ => self.score_group::<L, T, 1, P>(q, &pages, i, scores),
             }
         }
     }
 
     #[inline(always)]
-    fn score_group<L: Lanes, T: KvNumber, const N: usize>(
+    fn score_group<L: Lanes, T: KvNumber, const N: usize, const P: usize>(
         &self,
         q: &[f32],
-        k: &[T],
+        k: &[&[[T; LANES]]; P],
         i: usize,
         scores: &mut [[f32; TILE]],
     ) {
@@ -65,13 +76,15 @@ impl AttentionJob<'_> {
         if N > queries_per_load::<L>() {
             unreachable!("a group of {N}");
         }
-        let dots = dots::<L, T, N>(q.as_chunks().0, k.as_chunks().0);
-        for (dot, scores) in dots.into_iter().zip(scores) {
-            let score = dot.mul(L::splat(self.call.heads.scale));
-            let scores = &mut scores.as_chunks_mut::<LANES>().0[i];
-            match self.call.heads.cap {
-                None => score.store(scores),
-                Some(cap) => soft_cap(score, L::splat(cap)).store(scores),
+        let dots = dots::<L, T, N, P>(q.as_chunks().0, k);
+        for (dots, i) in dots.iter().zip(i..) {
+            for (dot, scores) in dots.iter().zip(&mut *scores) {
+                let score = dot.mul(L::splat(self.call.heads.scale));
+                let scores = &mut scores.as_chunks_mut::<LANES>().0[i];
+                match self.call.heads.cap {
+                    None => score.store(scores),
+                    Some(cap) => soft_cap(score, L::splat(cap)).store(scores),
+                }
             }
         }
     }

@@ -44,7 +44,12 @@ impl KvNumber for u16 {
 
 /// How many queries share what is loaded of a page: as many as leave their sums in registers.
 pub(crate) const fn queries_per_load<L: Lanes>() -> usize {
-    if L::SUMS < 16 { 2 } else { 4 }
+    if L::SUMS < 4 { 2 } else { 4 }
+}
+
+/// How many pages share what is loaded of a query.
+pub(crate) const fn pages_per_load<L: Lanes>() -> usize {
+    if L::SUMS < 16 { 1 } else { 2 }
 }
 
 /// Puts queries side by side, as `dots` reads them. to: [dim, N]
@@ -55,57 +60,92 @@ pub(crate) fn interleave<'a>(queries: impl ExactSizeIterator<Item = &'a [f32]>, 
     }
 }
 
-/// q · k of sixteen positions for each of N queries. q: [dim, N], k: [dim, 16]
-///
+/// Sums of N queries over sixteen positions of each of P pages.
+type PageSums<L, const N: usize, const P: usize> = [[L; N]; P];
+
+/// q · k of sixteen positions of each of P pages, for each of N queries. q: [dim, N], k: [dim, 16]
+#[inline(always)]
+pub(crate) fn dots<L: Lanes, T: KvNumber, const N: usize, const P: usize>(
+    q: &[[f32; N]],
+    k: &[&[[T; LANES]]; P],
+) -> PageSums<L, N, P> {
+    for p in 0..P {
+        assert_eq!(k[p].len(), q.len(), "a number of K for each of a query");
+    }
+    // Constant, so that the loops over a virtual lane are unrolled.
+    match q.len() {
+        64 => tree_of_lanes(q, k, 64),
+        128 => tree_of_lanes(q, k, 128),
+        dim => tree_of_lanes(q, k, dim),
+    }
+}
+
 /// The virtual lane j of a product takes elements j, j + 16, ..: here it is a register, whose lanes are positions, and
 /// the tree over virtual lanes is plain addition. Lanes are finished in the tree's own order, so that few sums wait.
 #[inline(always)]
-pub(crate) fn dots<L: Lanes, T: KvNumber, const N: usize>(q: &[[f32; N]], k: &[[T; LANES]]) -> [L; N] {
-    let even = both(
-        both(dot_lane_pair(q, k, 0), dot_lane_pair(q, k, 4)),
-        both(dot_lane_pair(q, k, 2), dot_lane_pair(q, k, 6)),
-    );
-    let odd = both(
-        both(dot_lane_pair(q, k, 1), dot_lane_pair(q, k, 5)),
-        both(dot_lane_pair(q, k, 3), dot_lane_pair(q, k, 7)),
-    );
-    both(even, odd)
-}
-
-#[inline(always)]
-fn both<L: Lanes, const N: usize>(a: [L; N], b: [L; N]) -> [L; N] {
-    let mut sums = a;
-    for n in 0..N {
-        sums[n] = a[n].add(b[n]);
+fn tree_of_lanes<L: Lanes, T: KvNumber, const N: usize, const P: usize>(
+    q: &[[f32; N]],
+    k: &[&[[T; LANES]]; P],
+    dim: usize,
+) -> PageSums<L, N, P> {
+    let mut sums = [[L::splat(0.0); N]; P];
+    for half in 0..2 {
+        let of_four = [0, 2].map(|i| half + i);
+        let mut both = [[L::splat(0.0); N]; P];
+        for i in of_four {
+            let mut pair = lane_pair::<L, T, N, P>(q, k, i, dim);
+            add(&mut pair, &lane_pair(q, k, i + 4, dim));
+            if i == half { both = pair } else { add(&mut both, &pair) }
+        }
+        if half == 0 { sums = both } else { add(&mut sums, &both) }
     }
     sums
 }
 
-/// Virtual lanes `i` and `i + 8`, added.
 #[inline(always)]
-fn dot_lane_pair<L: Lanes, T: KvNumber, const N: usize>(q: &[[f32; N]], k: &[[T; LANES]], i: usize) -> [L; N] {
-    let (mut low, mut high) = ([L::splat(0.0); N], [L::splat(0.0); N]);
-    let (q_chunks, q_tail) = q.as_chunks::<LANES>();
-    let (k_chunks, k_tail) = k.as_chunks::<LANES>();
-    for (q, k) in q_chunks.iter().zip(k_chunks) {
-        add_product(&q[i], &k[i], &mut low);
-        add_product(&q[i + 8], &k[i + 8], &mut high);
+fn add<L: Lanes, const N: usize, const P: usize>(to: &mut PageSums<L, N, P>, of: &PageSums<L, N, P>) {
+    for p in 0..P {
+        for n in 0..N {
+            to[p][n] = to[p][n].add(of[p][n]);
+        }
     }
-    if let (Some(q), Some(k)) = (q_tail.get(i), k_tail.get(i)) {
-        add_product(q, k, &mut low);
-    }
-    if let (Some(q), Some(k)) = (q_tail.get(i + 8), k_tail.get(i + 8)) {
-        add_product(q, k, &mut high);
-    }
-    both(low, high)
 }
 
+/// Virtual lanes `i` and `i + 8`, added.
 #[inline(always)]
-fn add_product<L: Lanes, T: KvNumber, const N: usize>(q: &[f32; N], k: &[T; LANES], sums: &mut [L; N]) {
-    let k = T::lanes::<L>(k);
-    for n in 0..N {
-        sums[n] = L::splat(q[n]).fma(k, sums[n]);
+fn lane_pair<L: Lanes, T: KvNumber, const N: usize, const P: usize>(
+    q: &[[f32; N]],
+    k: &[&[[T; LANES]]; P],
+    i: usize,
+    dim: usize,
+) -> PageSums<L, N, P> {
+    let mut sums = lane::<L, T, N, P>(q, k, i, dim);
+    add(&mut sums, &lane(q, k, i + 8, dim));
+    sums
+}
+
+/// One virtual lane.
+#[inline(always)]
+fn lane<L: Lanes, T: KvNumber, const N: usize, const P: usize>(
+    q: &[[f32; N]],
+    k: &[&[[T; LANES]]; P],
+    i: usize,
+    dim: usize,
+) -> PageSums<L, N, P> {
+    let mut sums = [[L::splat(0.0); N]; P];
+    for at in (i..dim).step_by(LANES) {
+        let mut lanes = [L::splat(0.0); P];
+        for p in 0..P {
+            lanes[p] = T::lanes::<L>(&k[p][at]);
+        }
+        for n in 0..N {
+            let q = L::splat(q[at][n]);
+            for p in 0..P {
+                sums[p][n] = q.fma(lanes[p], sums[p][n]);
+            }
+        }
     }
+    sums
 }
 
 /// acc[n] += p[n][t] * v[t] for ascending t of `seen`, for each of N queries. v: [16, dim]
@@ -117,10 +157,11 @@ pub(crate) fn add_weighted<L: Lanes, T: KvNumber, const N: usize>(
     dim: usize,
     acc: &mut [[f32; HEAD_DIM_MAX]],
 ) {
-    let (whole, n) = (dim / LANES * LANES, if 4 * N > L::SUMS { 2 } else { 4 });
+    let (whole, n) = (dim / LANES * LANES, const { columns_per_load::<L>(N) });
     let wide = whole / (n * LANES) * n * LANES;
     for column in (0..wide).step_by(n * LANES) {
         match n {
+            1 => columns::<L, T, N, 1>(p, seen.clone(), v, (dim, column), acc),
             2 => columns::<L, T, N, 2>(p, seen.clone(), v, (dim, column), acc),
             _ => columns::<L, T, N, 4>(p, seen.clone(), v, (dim, column), acc),
         }
@@ -130,6 +171,15 @@ pub(crate) fn add_weighted<L: Lanes, T: KvNumber, const N: usize>(
     }
     if whole < dim {
         last_columns::<L, T, N>(p, seen, v, (dim, whole), acc);
+    }
+}
+
+/// How many registers of columns share what is loaded of the weights of n queries.
+const fn columns_per_load<L: Lanes>(n: usize) -> usize {
+    match L::SUMS / n {
+        0 | 1 => 1,
+        2 | 3 => 2,
+        _ => 4,
     }
 }
 
@@ -219,14 +269,15 @@ mod tests {
             let mut q = vec![0.0; N * dim];
             interleave(queries.iter().map(Vec::as_slice), &mut q);
             let q = q.as_chunks::<N>().0;
-            let halves = dots::<PlainFloat, u16, N>(q, k.as_chunks().0);
-            let floats = dots::<PlainFloat, f32, N>(q, wide.as_chunks().0);
+            let [halves] = dots::<PlainFloat, u16, N, 1>(q, &[k.as_chunks().0]);
+            let floats = dots::<PlainFloat, f32, N, 2>(q, &[wide.as_chunks().0; 2]);
             for n in 0..N {
-                let mut got = [[0.0; LANES]; 2];
+                let mut got = [[0.0; LANES]; 3];
                 halves[n].store(&mut got[0]);
-                floats[n].store(&mut got[1]);
+                floats[0][n].store(&mut got[1]);
+                floats[1][n].store(&mut got[2]);
                 let expected: [f32; LANES] = std::array::from_fn(|at| dot(&queries[n], |i| wide[i * LANES + at]));
-                assert_eq!(got.map(|of| of.map(f32::to_bits)), [expected.map(f32::to_bits); 2], "{N} of {dim}");
+                assert_eq!(got.map(|of| of.map(f32::to_bits)), [expected.map(f32::to_bits); 3], "{N} of {dim}");
             }
         }
     }

@@ -8,6 +8,7 @@
 
 pub(crate) mod int8;
 
+use super::attention::TileResults;
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::memory::{HostMemory, SharedPtr};
@@ -32,6 +33,8 @@ pub struct Kv {
     pages: Arc<HostMemory>,
     /// Working memory for each thread, where the pages are those of recurrent layers.
     spare: Vec<Mutex<HostMemory>>,
+    /// Working memory of attention.
+    pub(super) tiles: TileResults,
 }
 
 /// K or V of a page, `F16` as bits.
@@ -66,7 +69,7 @@ impl Kv {
         };
         let half_page = POSITIONS * (spec.dtype.row_bytes(head_dim as u32) as usize / spec.dtype.bytes());
         let pages = Arc::new(HostMemory::zeroed("the KV cache", n_bytes)?);
-        Ok(Kv { spec, n_kv_heads, head_dim, half_page, pages, spare })
+        Ok(Kv { spec, n_kv_heads, head_dim, half_page, pages, spare, tiles: TileResults::new()? })
     }
 
     pub fn spec(&self) -> &KvSpec {

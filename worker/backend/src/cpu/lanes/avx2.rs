@@ -317,6 +317,25 @@ impl Lanes for Avx2 {
         to
     }
     #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe {
+            let eight = _mm256_add_ps(self.0, self.1);
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        unsafe {
+            let all = self.max(Self::splat(f32::NEG_INFINITY));
+            let eight = _mm256_max_ps(all.0, all.1);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+    #[inline(always)]
     fn prefetch(address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }

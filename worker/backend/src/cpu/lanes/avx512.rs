@@ -56,6 +56,10 @@ impl<const BF16: bool> Real for Avx512<BF16> {
         }
     }
     #[inline(always)]
+    fn times_pow2(self, n: Self) -> Self {
+        Avx512(unsafe { _mm512_scalef_ps(self.0, n.0) })
+    }
+    #[inline(always)]
     fn exponent(self) -> Self {
         unsafe {
             let bits = _mm512_srli_epi32::<23>(_mm512_castps_si512(self.0));
@@ -226,6 +230,14 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
             _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
         }
         to
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe { _mm512_reduce_add_ps(self.0) }
+    }
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        unsafe { _mm512_reduce_max_ps(self.max(Self::splat(f32::NEG_INFINITY)).0) }
     }
     #[inline(always)]
     fn prefetch(address: *const u8) {

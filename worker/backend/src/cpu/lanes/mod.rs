@@ -39,6 +39,13 @@ pub(crate) trait Real: Copy {
     fn round(self) -> Self;
     /// 2^self for an integer in -126..=127.
     fn pow2(self) -> Self;
+    /// self * 2^n, rounded once, for an n in -150..=128 and a positive number in [0.5, 2).
+    #[inline(always)]
+    fn times_pow2(self, n: Self) -> Self {
+        // In two steps: 2^n itself may be out of range where the product is not.
+        let half = n.mul(Self::splat(0.5)).round();
+        self.mul(half.pow2()).mul(n.sub(half).pow2())
+    }
     /// The biased exponent of a positive number: 1..=254 for a normal one.
     fn exponent(self) -> Self;
     /// A positive normal number with its exponent replaced, so that it is in [0.5, 1).
@@ -149,12 +156,17 @@ pub(crate) trait Lanes: Real {
         lanes[0]
     }
 
-    /// The largest lane; NaN is skipped.
+    /// The largest lane, by the same tree; NaN is skipped.
     #[inline(always)]
     fn largest(self) -> f32 {
         let mut lanes = [0.0; LANES];
-        self.store(&mut lanes);
-        lanes.into_iter().fold(f32::NEG_INFINITY, |largest, lane| Real::max(lane, largest))
+        self.max(Self::splat(f32::NEG_INFINITY)).store(&mut lanes);
+        for half in [8, 4, 2, 1] {
+            for i in 0..half {
+                lanes[i] = Real::max(lanes[i], lanes[i + half]);
+            }
+        }
+        lanes[0]
     }
 }
 
