@@ -11,7 +11,7 @@
 
 use super::amx::TILE_ROWS;
 use super::isa::Kernel;
-use super::lanes::{LANES, Lanes, Real};
+use super::lanes::{LANES, Lanes};
 use super::memory::SharedPtr;
 use super::pairs::{PAIR, round_row};
 use std::ops::Range;
@@ -148,7 +148,7 @@ fn quantize_row<L: Lanes>(row: &[f32], width: usize, lane: usize, place: impl Fn
     for (block, to) in row.as_chunks::<BLOCK>().0.iter().zip(to.chunks_exact_mut(BLOCK_WORDS * width)) {
         let (low, high) = block.split_at(LANES);
         let (low, high) = (L::load_first(low), L::load_first(high));
-        let largest = largest(low.abs().max(high.abs()));
+        let largest = low.abs().max(high.abs()).largest();
         let scale = largest / 127.0;
         let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
         let halves = [rounded(low, inverse).to_bytes(), rounded(high, inverse).to_bytes()];
@@ -164,19 +164,6 @@ fn quantize_row<L: Lanes>(row: &[f32], width: usize, lane: usize, place: impl Fn
         to[13 * width + lane] = (scale * first as f32).to_bits();
         to[14 * width + lane] = (scale * second as f32).to_bits();
     }
-}
-
-/// The largest magnitude; NaN is skipped. In any order, as none is a negative zero.
-#[inline(always)]
-fn largest<L: Lanes>(magnitudes: L) -> f32 {
-    let mut lanes = [0.0; LANES];
-    magnitudes.max(L::splat(f32::NEG_INFINITY)).store(&mut lanes);
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            lanes[i] = Real::max(lanes[i], lanes[i + half]);
-        }
-    }
-    lanes[0]
 }
 
 #[inline(always)]

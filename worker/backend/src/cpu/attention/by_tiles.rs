@@ -6,26 +6,16 @@
 use super::{
     AttentionItem, AttentionJob, AttentionState, QUERIES_MAX, Query, STATE, WeightedValues, query_heads_of, tiles_seen,
 };
-use crate::Result;
 use crate::cpu::isa::{Isa, Kernel, dispatch};
+use crate::cpu::kv::WORKING_BYTES;
 use crate::cpu::lanes::Lanes;
-use crate::cpu::memory::{HostMemory, SharedPtr};
+use crate::cpu::memory::SharedPtr;
 use crate::cpu::team::Team;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
-/// Tiles that are computed before they are merged.
-const WAVE: usize = 32;
-
-/// Memory for the tiles of a wave. A step allocates nothing, so a cache has it.
-pub(crate) struct TileResults(Mutex<HostMemory>);
-
-impl TileResults {
-    pub fn new() -> Result<TileResults> {
-        // Zeros are valid results, and what no wave touches is not taken from the system.
-        Ok(TileResults(Mutex::new(HostMemory::zeroed("scratch", WAVE * size_of::<WeightedValues>())?)))
-    }
-}
+/// Tiles that are computed before they are merged. A step allocates nothing, so the cache has memory for their results.
+const WAVE: usize = WORKING_BYTES / size_of::<WeightedValues>();
 
 /// A tile of an item, and all of the item's queries.
 struct TileWork<'a> {
@@ -65,8 +55,8 @@ impl<'a> AttentionJob<'a> {
             let ((queries, n_queries), start) = (self.queries_of(&item), first);
             let tiles = if n_queries > 0 { tiles_seen(&queries[..n_queries]) } else { 0..0 };
             first += tiles.len();
-            let wanted = |at: usize| at.clamp(start, first) - start + tiles.start;
-            let tiles = wanted(range.start)..wanted(range.end);
+            let within = |at: usize| at.clamp(start, first) - start + tiles.start;
+            let tiles = within(range.start)..within(range.end);
             tiles.map(move |tile| TileWork { item: item.clone(), queries, n_queries, tile })
         })
     }
@@ -74,7 +64,7 @@ impl<'a> AttentionJob<'a> {
     /// Computes all items. Threads share the tiles of a wave, and then this one merges them.
     pub(super) fn run_by_tiles(&self, isa: Isa, team: &Team, n_tiles: usize) {
         // A wave writes what it reads, so the results of an aborted one do not matter.
-        let results = self.kv.tiles.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let results = self.kv.working.lock().unwrap_or_else(PoisonError::into_inner);
         let to = SharedPtr::new(results.start().cast::<WeightedValues>());
         for first in (0..n_tiles).step_by(WAVE) {
             let n = WAVE.min(n_tiles - first);

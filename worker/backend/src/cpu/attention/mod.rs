@@ -16,7 +16,6 @@ use super::math::exp;
 use super::memory::SharedPtr;
 use super::{Buffer, Cpu, Vector};
 use crate::{Attention, AttentionCall, AttentionHeads, Pass, PassSlice};
-pub(crate) use by_tiles::TileResults;
 use products::pages_per_load;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -49,11 +48,11 @@ impl Attention for Cpu {
         let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
         let attend = AttentionJob { qkv, kv, call, sinks: sinks.map(|sinks| &**sinks), out };
         let (n_items, isa) = (n_items(pass, heads), self.config.isa);
-        let n_tiles = if heads.per_kv <= QUERIES_MAX { attend.n_tiles() } else { n_items };
-        if n_tiles > n_items && n_items < self.config.threads * ITEMS_PER_THREAD {
-            attend.run_by_tiles(isa, &self.team, n_tiles);
-        } else {
-            self.team.run(n_items, &|items| attend.run(isa, items));
+        let threads = self.config.threads;
+        let are_few = threads > 1 && n_items < threads * ITEMS_PER_THREAD && heads.per_kv <= QUERIES_MAX;
+        match if are_few { attend.n_tiles() } else { 0 } {
+            n_tiles if n_tiles > n_items => attend.run_by_tiles(isa, &self.team, n_tiles),
+            _ => self.team.run(n_items, &|items| attend.run(isa, items)),
         }
     }
 }

@@ -72,8 +72,9 @@ pub(crate) fn dots<L: Lanes, T: KvNumber, const N: usize, const P: usize>(
     for p in 0..P {
         assert_eq!(k[p].len(), q.len(), "a number of K for each of a query");
     }
-    // Constant, so that the loops over a virtual lane are unrolled.
+    // Constant, so that the loops over a virtual lane are unrolled; plain Rust is compiled small.
     match q.len() {
+        dim if L::SUMS < 4 => tree_of_lanes(q, k, dim),
         64 => tree_of_lanes(q, k, 64),
         128 => tree_of_lanes(q, k, 128),
         dim => tree_of_lanes(q, k, dim),

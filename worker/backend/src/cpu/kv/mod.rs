@@ -8,7 +8,6 @@
 
 pub(crate) mod int8;
 
-use super::attention::TileResults;
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::memory::{HostMemory, SharedPtr};
@@ -23,6 +22,8 @@ const POSITIONS: usize = BLOCK_TOKENS as usize;
 /// The largest head dimension, which attention keeps on its stack.
 pub(crate) const HEAD_DIM_MAX: usize = 256;
 
+pub(crate) const WORKING_BYTES: usize = 1 << 20;
+
 pub struct Kv {
     pub(crate) spec: KvSpec,
     n_kv_heads: usize,
@@ -33,8 +34,8 @@ pub struct Kv {
     pages: Arc<HostMemory>,
     /// Working memory for each thread, where the pages are those of recurrent layers.
     spare: Vec<Mutex<HostMemory>>,
-    /// Working memory of attention.
-    pub(super) tiles: TileResults,
+    /// Working memory of attention. What it does not touch is not taken from the system.
+    pub(crate) working: Mutex<HostMemory>,
 }
 
 /// K or V of a page, `F16` as bits.
@@ -69,7 +70,8 @@ impl Kv {
         };
         let half_page = POSITIONS * (spec.dtype.row_bytes(head_dim as u32) as usize / spec.dtype.bytes());
         let pages = Arc::new(HostMemory::zeroed("the KV cache", n_bytes)?);
-        Ok(Kv { spec, n_kv_heads, head_dim, half_page, pages, spare, tiles: TileResults::new()? })
+        let working = Mutex::new(HostMemory::zeroed("scratch", WORKING_BYTES)?);
+        Ok(Kv { spec, n_kv_heads, head_dim, half_page, pages, spare, working })
     }
 
     pub fn spec(&self) -> &KvSpec {
