@@ -23,6 +23,8 @@ pub(crate) struct Packing {
     pub head: ScaleHeaderForm,
     pub scale_columns: usize,
     pub width: Width,
+    /// Whether the two halves of a step have scales of their own.
+    pub has_halves: bool,
 }
 
 /// The header before the steps of a block: a scale, and perhaps a second number.
@@ -105,15 +107,29 @@ impl Packing {
     pub const F16: Packing = Packing::elements(Width::Element, 1, 2);
     pub const BF16: Packing = Packing::elements(Width::Pair, PAIR, 2);
     /// An f32 scale is as wide as two columns.
-    pub const E4M3: Packing = Packing::steps(0, 2, Width::E4M3);
+    pub const E4M3: Packing = Packing::steps(0, 2, Width::E4M3, false);
 
     const fn elements(width: Width, unit: usize, size: usize) -> Packing {
-        Packing { unit, step_bytes: unit * size * LANES, head: ScaleHeaderForm::NONE, scale_columns: 0, width }
+        Packing {
+            unit,
+            step_bytes: unit * size * LANES,
+            head: ScaleHeaderForm::NONE,
+            scale_columns: 0,
+            width,
+            has_halves: false,
+        }
     }
 
-    const fn steps(head_columns: usize, scale_columns: usize, width: Width) -> Packing {
+    const fn steps(head_columns: usize, scale_columns: usize, width: Width, has_halves: bool) -> Packing {
         let step_bytes = scale_columns * COLUMN_BYTES + width.bytes();
-        Packing { unit: BLOCK, step_bytes, head: ScaleHeaderForm::of_256(head_columns), scale_columns, width }
+        Packing {
+            unit: BLOCK,
+            step_bytes,
+            head: ScaleHeaderForm::of_256(head_columns),
+            scale_columns,
+            width,
+            has_halves,
+        }
     }
 
     /// The same steps under the heads of groups.
@@ -135,7 +151,8 @@ pub(crate) trait Quant {
     /// The offset that made digits unsigned, or their middle; none where a block has its own minimum.
     const OFFSET: u8;
     /// Groups have heads of their own: `Packing::in_groups`.
-    const PACKING: Packing = Packing::steps(Self::Scales::HEAD_COLUMNS, Self::Scales::COLUMNS, Self::Digits::WIDTH);
+    const PACKING: Packing =
+        Packing::steps(Self::Scales::HEAD_COLUMNS, Self::Scales::COLUMNS, Self::Digits::WIDTH, Self::Scales::TWO);
 }
 
 /// The format of these digits, scales and offset.

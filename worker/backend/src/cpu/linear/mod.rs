@@ -86,11 +86,12 @@ unsafe impl Sync for ProductJob<'_> {}
 impl ProductJob<'_> {
     /// What activations are where they meet a weight of this type.
     fn operand(&self, dtype: Dtype) -> Operand {
-        match packing(dtype).width {
+        let packing = packing(dtype);
+        match packing.width {
             _ if self.activations == Activations::F32 => Operand::Floats,
             Width::Element | Width::E4M3 => Operand::Floats,
             Width::Pair => Operand::Bf16,
-            _ if self.isa == Isa::Amx && self.n_rows >= tiles::ROWS_MIN => Operand::Int8Tiles,
+            _ if self.isa == Isa::Amx && tiles::are_faster(&packing, self.n_rows) => Operand::Int8Tiles,
             Width::Four | Width::Five | Width::Six | Width::Eight => Operand::Int8,
         }
     }
@@ -153,7 +154,7 @@ impl FormatVisitor for PartTiles<'_> {
     fn quantized<Q: Quant>(self) {
         match self.operand() {
             Operand::Int8 => self.run_as::<Int8Activations<Q>>(),
-            Operand::Int8Tiles => {
+            Operand::Int8Tiles if const { tiles::can_multiply(&Q::PACKING) } => {
                 let PartTiles { product, part, tiles } = self;
                 dispatch_tiles(Int8Tiles::<Q> { product, part, tiles, weights: PhantomData });
             }

@@ -10,13 +10,13 @@ use crate::cpu::isa::Kernel;
 use crate::cpu::lanes::Lanes;
 use crate::cpu::pack::MatrixPart;
 use crate::cpu::panels::{BLOCK, BLOCK_WORDS, Operand};
-use crate::cpu::quants::{COLUMN_BYTES, DigitPacking, Quant, ScaleLayout, SharedScales, StepScale};
+use crate::cpu::quants::{COLUMN_BYTES, DigitPacking, Packing, Quant, ScaleLayout, SharedScales, StepScale, Width};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// From so many rows on, tiles are faster than vectors.
-pub(super) const ROWS_MIN: usize = 48;
+const ROWS_MIN: usize = 48;
 /// Rows of a panel.
 const M: usize = TILE_ROWS;
 /// Steps that are unpacked at a time: they stay in the L1 cache.
@@ -25,6 +25,16 @@ const STRETCH: usize = 32;
 const AHEAD: usize = 4;
 /// Panels that share an unpacked stretch.
 const GROUP: usize = 8;
+
+/// Whether there are tile products for weights of this packing. The scales of half steps would take twice as many, and
+/// digits of fewer bits unpack faster than tiles are stored.
+pub(super) const fn can_multiply(packing: &Packing) -> bool {
+    matches!(packing.width, Width::Eight) && !packing.has_halves
+}
+
+pub(super) fn are_faster(packing: &Packing, n_rows: usize) -> bool {
+    can_multiply(packing) && n_rows >= ROWS_MIN
+}
 
 /// Some weight tiles of one part, times all rows.
 pub(super) struct Int8Tiles<'a, Q> {
@@ -37,7 +47,7 @@ pub(super) struct Int8Tiles<'a, Q> {
 impl<Q: Quant> Kernel for Int8Tiles<'_, Q> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let shape = TileShape::new(M, BLOCK / n_parts::<Q>());
+        let shape = TileShape::new(M, BLOCK);
         let n_panels = Operand::Int8Tiles.n_panels(self.product.n_rows);
         for tile in self.tiles.clone() {
             for first in (0..n_panels).step_by(GROUP) {
@@ -98,7 +108,7 @@ impl<Q: Quant> Int8Tiles<'_, Q> {
     ) {
         let words = M * Operand::Int8Tiles.step_words::<L>(self.product.matrix.k);
         let panels = self.product.panels[Operand::Int8Tiles as usize];
-        let n = n_parts::<Q>() * weights.len();
+        let n = weights.len();
         let mut sums = [const { MaybeUninit::<TileSums>::uninit() }; 2 * AHEAD];
         let mut kept = *acc;
         // SAFETY: the caller's promise; each sum is read after its product has written it.
@@ -116,12 +126,7 @@ impl<Q: Quant> Int8Tiles<'_, Q> {
     }
 }
 
-/// Parts of a step that have scales of their own.
-const fn n_parts<Q: Quant>() -> usize {
-    if Q::Scales::TWO { 2 } else { 1 }
-}
-
-/// Some steps of a weight tile and of a panel. A product is that of a step, or of half of one.
+/// Some steps of a weight tile and of a panel.
 struct PanelStretch<'a, L> {
     shape: &'a TileShape,
     /// Initialized.
@@ -131,10 +136,10 @@ struct PanelStretch<'a, L> {
 }
 
 impl<L: Lanes> PanelStretch<'_, L> {
-    /// Begins product `first + I`, and adds to acc the sums of the product that was begun `AHEAD` before it.
+    /// Begins the product of step `first + I`, and adds to acc the sums of the one that was begun `AHEAD` before it.
     ///
     /// # Safety
-    /// There are n products, and they are begun in order.
+    /// There are n steps, and they are begun in order.
     #[inline(always)]
     unsafe fn go_on<Q: Quant, const I: usize>(
         &self,
@@ -147,7 +152,7 @@ impl<L: Lanes> PanelStretch<'_, L> {
         // SAFETY: the caller's promise; a product writes the sums of M rows before they are read.
         unsafe {
             if i < n {
-                self.begin::<Q, I>(i, &mut *sums[i % (2 * AHEAD)].as_mut_ptr());
+                self.begin::<I>(i, &mut *sums[i % (2 * AHEAD)].as_mut_ptr());
             }
             if i >= AHEAD && i - AHEAD < n {
                 let i = i - AHEAD;
@@ -157,35 +162,32 @@ impl<L: Lanes> PanelStretch<'_, L> {
     }
 
     /// # Safety
-    /// There is a product i.
+    /// There is a step i.
     #[inline(always)]
-    unsafe fn begin<Q: Quant, const I: usize>(&self, i: usize, sums: &mut TileSums) {
-        let (step, part) = (i / n_parts::<Q>(), i % n_parts::<Q>());
+    unsafe fn begin<const I: usize>(&self, i: usize, sums: &mut TileSums) {
         // SAFETY: the caller's promise.
         unsafe {
-            let left = self.a.add(step * M * BLOCK_WORDS).cast::<u8>().add(part * BLOCK / 2);
-            let step = self.weights.get_unchecked(step).assume_init_ref();
-            self.shape.product::<I>(left, BLOCK, step.digits[4 * part..].as_ptr().cast(), sums);
+            let left = self.a.add(i * M * BLOCK_WORDS).cast();
+            let step = self.weights.get_unchecked(i).assume_init_ref();
+            self.shape.product::<I>(left, BLOCK, step.digits.as_ptr().cast(), sums);
         }
     }
 
     /// acc += sums × scales, and what the minimum adds.
     ///
     /// # Safety
-    /// These are the sums of product i.
+    /// These are the sums of step i.
     #[inline(always)]
     unsafe fn add_scaled<Q: Quant>(&self, i: usize, sums: &TileSums, acc: &mut [L; M]) {
-        let (step, part) = (i / n_parts::<Q>(), i % n_parts::<Q>());
-        let scaled_sums = if Q::Scales::TWO { 13 + part } else { 10 };
         // SAFETY: the caller's promise.
         unsafe {
-            let a = self.a.add(step * M * BLOCK_WORDS);
-            let of = self.weights.get_unchecked(step).assume_init_ref().scales[part];
+            let a = self.a.add(i * M * BLOCK_WORDS);
+            let of = self.weights.get_unchecked(i).assume_init_ref().scale;
             for m in 0..M {
                 let scale = L::splat(f32::from_bits(*a.add(8 * M + m)));
                 acc[m] = L::int_to_float(L::bytes(&sums.0[m])).fma(of.scale.mul(scale), acc[m]);
                 if Q::Scales::HAS_MINIMUM {
-                    acc[m] = of.minimum.fma(L::splat(f32::from_bits(*a.add(scaled_sums * M + m))), acc[m]);
+                    acc[m] = of.minimum.fma(L::splat(f32::from_bits(*a.add(10 * M + m))), acc[m]);
                 }
             }
         }
@@ -196,7 +198,7 @@ impl<L: Lanes> PanelStretch<'_, L> {
 #[repr(C, align(64))]
 struct UnpackedStep<L> {
     digits: [[u8; 64]; 8],
-    scales: [StepScale<L>; 2],
+    scale: StepScale<L>,
 }
 
 /// Where the unpacking of a weight tile stands.
@@ -236,7 +238,7 @@ impl<'a, L: Lanes, Q: Quant> Unpacking<'a, L, Q> {
                     L::bytes_minus(digits, Q::OFFSET, &mut to.digits[2 * i + j]);
                 }
             }
-            to.scales = Q::Scales::read(&self.head, self.w);
+            to.scale = Q::Scales::read(&self.head, self.w)[0];
             self.w = self.w.add(Q::PACKING.step_bytes);
         }
     }
