@@ -3,9 +3,7 @@
 //! A tile's weighted values do not depend on what was before it, and they merge as they do where one thread walks all
 //! tiles. So the bits are the same, however many threads there are.
 
-use super::{
-    AttentionItem, AttentionJob, AttentionState, QUERIES_MAX, Query, STATE, WeightedValues, query_heads_of, tiles_seen,
-};
+use super::{AttentionJob, AttentionState, STATE, TileWalk, WeightedValues};
 use crate::cpu::isa::{Isa, Kernel, dispatch};
 use crate::cpu::kv::WORKING_BYTES;
 use crate::cpu::lanes::Lanes;
@@ -17,50 +15,7 @@ use std::sync::PoisonError;
 /// Tiles that are computed before they are merged. A step allocates nothing, so the cache has memory for their results.
 const WAVE: usize = WORKING_BYTES / size_of::<WeightedValues>();
 
-/// A tile of an item, and all of the item's queries.
-struct TileWork<'a> {
-    item: AttentionItem<'a>,
-    queries: [Query; QUERIES_MAX],
-    n_queries: usize,
-    tile: usize,
-}
-
-impl<'a> AttentionJob<'a> {
-    /// The number of tiles that all items see.
-    pub(super) fn n_tiles(&self) -> usize {
-        self.items().map(|item| self.tiles_of(&item).len()).sum()
-    }
-
-    fn tiles_of(&self, item: &AttentionItem<'_>) -> Range<usize> {
-        let (queries, n) = self.queries_of(item);
-        tiles_seen(&queries[..n])
-    }
-
-    fn queries_of(&self, item: &AttentionItem<'_>) -> ([Query; QUERIES_MAX], usize) {
-        let mut queries = [Query::default(); QUERIES_MAX];
-        let readers = query_heads_of(self.call.heads, item.kv_head);
-        let all = item.rows.clone().flat_map(|row| readers.clone().map(move |head| (row, head)));
-        let mut n = 0;
-        for (query, (row, head)) in queries.iter_mut().zip(all) {
-            *query = self.query(item, row, head);
-            n += 1;
-        }
-        (queries, n)
-    }
-
-    /// Tiles `range` of those of all items, in order.
-    fn tiles(&self, range: Range<usize>) -> impl Iterator<Item = TileWork<'a>> {
-        let mut first = 0;
-        self.items().flat_map(move |item| {
-            let ((queries, n_queries), start) = (self.queries_of(&item), first);
-            let tiles = if n_queries > 0 { tiles_seen(&queries[..n_queries]) } else { 0..0 };
-            first += tiles.len();
-            let within = |at: usize| at.clamp(start, first) - start + tiles.start;
-            let tiles = within(range.start)..within(range.end);
-            tiles.map(move |tile| TileWork { item: item.clone(), queries, n_queries, tile })
-        })
-    }
-
+impl AttentionJob<'_> {
     /// Computes all items. Threads share the tiles of a wave, and then this one merges them.
     pub(super) fn run_by_tiles(&self, isa: Isa, team: &Team, n_tiles: usize) {
         // A wave writes what it reads, so the results of an aborted one do not matter.
@@ -72,31 +27,14 @@ impl<'a> AttentionJob<'a> {
                 // SAFETY: a wave has at most as many tiles as there are results, and one thread has each.
                 let to = unsafe { to.part(part.start, part.len()) };
                 let tiles = first + part.start..first + part.end;
-                STATE.with_borrow_mut(|state| dispatch(isa, WaveTiles { attend: self, tiles, state, to }));
+                STATE.with_borrow_mut(|state| {
+                    dispatch(isa, TileWalk { attend: self, items: 0..usize::MAX, tiles, state, results: to })
+                });
             });
             // SAFETY: the wave is over.
             let of = unsafe { to.part(0, n) };
             STATE
                 .with_borrow_mut(|state| dispatch(isa, WaveMerge { attend: self, tiles: first..first + n, state, of }));
-        }
-    }
-}
-
-/// Some tiles of a wave.
-struct WaveTiles<'a> {
-    attend: &'a AttentionJob<'a>,
-    tiles: Range<usize>,
-    state: &'a mut AttentionState,
-    to: &'a mut [WeightedValues],
-}
-
-impl Kernel for WaveTiles<'_> {
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        for (work, to) in self.attend.tiles(self.tiles).zip(self.to) {
-            let queries = &work.queries[..work.n_queries];
-            self.attend.prepare::<L>(queries, &mut self.state.scratch);
-            self.attend.weigh_tile::<L>(queries, &work.item, work.tile, &mut self.state.scratch, to);
         }
     }
 }
@@ -112,11 +50,10 @@ struct WaveMerge<'a> {
 impl Kernel for WaveMerge<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        for (work, of) in self.attend.tiles(self.tiles).zip(self.of) {
-            let queries = &work.queries[..work.n_queries];
-            self.attend.merge_tile::<L>(queries, work.tile, of, &mut self.state.sums);
-            if work.tile + 1 == tiles_seen(queries).end {
-                self.attend.finish_all::<L>(queries, &self.state.sums.row);
+        let mut results = self.of.iter();
+        for part in self.attend.parts(0..usize::MAX, self.tiles) {
+            for (tile, of) in part.tiles.clone().zip(&mut results) {
+                self.attend.merge_tile::<L>(part.queries(), tile, of, &mut self.state.sums);
             }
         }
     }

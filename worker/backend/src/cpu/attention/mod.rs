@@ -6,6 +6,7 @@
 
 mod by_tiles;
 mod int8;
+mod items;
 mod pages;
 mod products;
 
@@ -14,8 +15,9 @@ use super::kv::{HEAD_DIM_MAX, Kv, KvPlane, Rope, RopeStore};
 use super::lanes::{LANES, Lanes, Real};
 use super::math::exp;
 use super::memory::SharedPtr;
-use super::{Buffer, Cpu, Vector};
-use crate::{Attention, AttentionCall, AttentionHeads, Pass, PassSlice};
+use super::{Buffer, Cpu, CpuConfig, Vector};
+use crate::{Attention, AttentionCall};
+use items::{AttentionItem, Query, n_unseen_blocks, seen_by_any, tiles_seen};
 use products::pages_per_load;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -47,9 +49,9 @@ impl Attention for Cpu {
         let qkv = qkv.rows(n_rows, heads.qkv_cols());
         let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
         let attend = AttentionJob { qkv, kv, call, sinks: sinks.map(|sinks| &**sinks), out };
-        let (n_items, isa) = (n_items(pass, heads), self.config.isa);
-        let threads = self.config.threads;
-        let are_few = threads > 1 && n_items < threads * ITEMS_PER_THREAD && heads.per_kv <= QUERIES_MAX;
+        let CpuConfig { isa, threads, .. } = self.config;
+        let n_items = attend.items().count();
+        let are_few = threads > 1 && n_items < threads * ITEMS_PER_THREAD;
         match if are_few { attend.n_tiles() } else { 0 } {
             n_tiles if n_tiles > n_items => attend.run_by_tiles(isa, &self.team, n_tiles),
             _ => self.team.run(n_items, &|items| attend.run(isa, items)),
@@ -68,7 +70,7 @@ const QUERIES_MAX: usize = 32;
 const ITEMS_PER_THREAD: usize = 4;
 const _: () = assert!(QUERIES_MAX.is_multiple_of(LANES), "registers hold a number of each query");
 
-/// Attention of some items; an item is a KV head of a run of rows.
+/// Attention of the rows of a pass.
 pub(crate) struct AttentionJob<'a> {
     pub qkv: &'a [f32],
     pub kv: &'a Kv,
@@ -77,68 +79,6 @@ pub(crate) struct AttentionJob<'a> {
     pub sinks: Option<&'a [f32]>,
     /// [n_rows, n_heads * head_dim]
     pub out: SharedPtr<f32>,
-}
-
-/// Rows of a slice whose queries are walked together.
-fn rows_per_item(heads: &AttentionHeads) -> usize {
-    (QUERIES_MAX / heads.per_kv).max(1)
-}
-
-/// The query heads that read a KV head: fewer than `per_kv` where a rank's boundary cuts the group.
-fn query_heads_of(heads: &AttentionHeads, kv_head: usize) -> Range<usize> {
-    let start = (kv_head * heads.per_kv).saturating_sub(heads.first);
-    let end = ((kv_head + 1) * heads.per_kv).saturating_sub(heads.first).min(heads.n_heads);
-    start..end
-}
-
-/// How many items the rows of a pass make.
-pub(crate) fn n_items(pass: &Pass<'_>, heads: &AttentionHeads) -> usize {
-    let rows = rows_per_item(heads);
-    pass.slices.iter().map(|slice| slice.rows.len().div_ceil(rows) * heads.n_kv_heads).sum()
-}
-
-/// A KV head of a run of rows.
-#[derive(Clone)]
-struct AttentionItem<'a> {
-    slice: &'a PassSlice,
-    blocks: &'a [BlockId],
-    rows: Range<usize>,
-    kv_head: usize,
-}
-
-impl<'a> AttentionJob<'a> {
-    fn items(&self) -> impl Iterator<Item = AttentionItem<'a>> {
-        let AttentionCall { pass, heads, group, .. } = *self.call;
-        let (rows_max, n_kv_heads, tables) = (rows_per_item(heads), heads.n_kv_heads, pass.tables.group(group));
-        pass.slices.iter().enumerate().flat_map(move |(i, slice)| {
-            let cuts = (slice.rows.start as usize..slice.rows.end as usize).step_by(rows_max);
-            cuts.flat_map(move |row| {
-                let rows = row..(row + rows_max).min(slice.rows.end as usize);
-                let blocks = tables.blocks_of(i);
-                (0..n_kv_heads).map(move |kv_head| AttentionItem { slice, blocks, rows: rows.clone(), kv_head })
-            })
-        })
-    }
-}
-
-impl Kernel for AttentionItems<'_> {
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let AttentionItems { attend, items, state } = self;
-        for item in attend.items().skip(items.start).take(items.len()) {
-            attend.attend_item::<L>(&item, state);
-        }
-    }
-}
-
-/// One query: a head of a row, and how far it may look.
-#[derive(Clone, Copy, Default)]
-struct Query {
-    row: usize,
-    head: usize,
-    /// `[0, first) is out of sight · [first, end) is seen`, its own position the last.
-    first: usize,
-    end: usize,
 }
 
 /// The largest score of some positions, the sum of their weights relative to it, and V weighted by these, per query.
@@ -197,56 +137,47 @@ thread_local! {
 }
 
 impl AttentionJob<'_> {
-    /// Computes some items; `items` is a part of `0..n_items`.
+    /// Computes some items; `items` is a part of those of `items`.
     pub fn run(&self, isa: Isa, items: Range<usize>) {
-        STATE.with_borrow_mut(|state| dispatch(isa, AttentionItems { attend: self, items, state }));
+        STATE.with_borrow_mut(|state| {
+            dispatch(isa, TileWalk { attend: self, items, tiles: 0..usize::MAX, state, results: &mut [] })
+        });
     }
 }
 
-struct AttentionItems<'a> {
+/// Walks the tiles of some items, and merges each into its row; or some tiles of all items, and keeps their results.
+struct TileWalk<'a> {
     attend: &'a AttentionJob<'a>,
     items: Range<usize>,
+    /// Among the tiles of these items.
+    tiles: Range<usize>,
     state: &'a mut AttentionState,
+    /// One for each tile, or none where tiles are merged.
+    results: &'a mut [WeightedValues],
 }
 
-impl AttentionJob<'_> {
-    /// Walks the heads of one KV head of some rows, at most `QUERIES_MAX` at a time.
+impl Kernel for TileWalk<'_> {
     #[inline(always)]
-    fn attend_item<L: Lanes>(&self, item: &AttentionItem<'_>, state: &mut AttentionState) {
-        let readers = query_heads_of(self.call.heads, item.kv_head);
-        let mut queries = [Query::default(); QUERIES_MAX];
-        let mut n = 0;
-        for row in item.rows.clone() {
-            for head in readers.clone() {
-                queries[n] = self.query(item, row, head);
-                n += 1;
-                let is_last = row + 1 == item.rows.end && head + 1 == readers.end;
-                if n == QUERIES_MAX || is_last {
-                    self.walk::<L>(&queries[..n], item, state);
-                    n = 0;
+    fn run<L: Lanes>(self) {
+        let TileWalk { attend, items, tiles, state, results } = self;
+        let AttentionState { scratch, tile: of_tile, sums } = state;
+        let is_merged = results.is_empty();
+        let mut results = results.iter_mut();
+        for part in attend.parts(items, tiles) {
+            let queries = part.queries();
+            attend.prepare::<L>(queries, scratch);
+            for tile in part.tiles.clone() {
+                let to = results.next().unwrap_or(&mut *of_tile);
+                attend.weigh_tile::<L>(queries, &part.item, tile, scratch, to);
+                if is_merged {
+                    attend.merge_tile::<L>(queries, tile, to, sums);
                 }
             }
         }
     }
+}
 
-    #[inline(always)]
-    fn query(&self, item: &AttentionItem<'_>, row: usize, head: usize) -> Query {
-        let end = item.slice.range.start as usize + row - item.slice.rows.start as usize + 1;
-        Query { row, head, first: self.call.heads.window.map_or(0, |window| end.saturating_sub(window)), end }
-    }
-
-    /// All tiles that a query sees, chunk by chunk.
-    #[inline(always)]
-    fn walk<L: Lanes>(&self, queries: &[Query], item: &AttentionItem<'_>, state: &mut AttentionState) {
-        let AttentionState { scratch, tile: of_tile, sums } = state;
-        self.prepare::<L>(queries, scratch);
-        for tile in tiles_seen(queries) {
-            self.weigh_tile::<L>(queries, item, tile, scratch, of_tile);
-            self.merge_tile::<L>(queries, tile, of_tile, sums);
-        }
-        self.finish_all::<L>(queries, &sums.row);
-    }
-
+impl AttentionJob<'_> {
     /// Lays the queries out as the products with K read them.
     #[inline(always)]
     fn prepare<L: Lanes>(&self, queries: &[Query], scratch: &mut TileScratch) {
@@ -280,21 +211,21 @@ impl AttentionJob<'_> {
         }
     }
 
-    /// Merges the next tile into its chunk, and the chunk into the row where it is complete.
+    /// Merges the next tile into its chunk, and the chunk into the row where it is complete. Writes out the row after
+    /// its last tile.
     #[inline(always)]
     fn merge_tile<L: Lanes>(&self, queries: &[Query], tile: usize, of: &WeightedValues, sums: &mut RowSums) {
         let n_lanes = self.call.heads.head_dim.next_multiple_of(LANES);
         let (chunk_start, end) = (tile / CHUNK_TILES * CHUNK, (tile + 1) * TILE);
         merge::<L>(queries, tile * TILE..end, of, chunk_start, &mut sums.chunk, n_lanes);
-        if end.is_multiple_of(CHUNK) || tile + 1 == tiles_seen(queries).end {
+        let is_last = tile + 1 == tiles_seen(queries).end;
+        if end.is_multiple_of(CHUNK) || is_last {
             merge::<L>(queries, chunk_start..end, &sums.chunk, 0, &mut sums.row, n_lanes);
         }
-    }
-
-    #[inline(always)]
-    fn finish_all<L: Lanes>(&self, queries: &[Query], row: &WeightedValues) {
-        for (i, query) in queries.iter().enumerate() {
-            self.finish::<L>(query, &row.values[i], row.sum[i]);
+        if is_last {
+            for (i, query) in queries.iter().enumerate() {
+                self.finish::<L>(query, &sums.row.values[i], sums.row.sum[i]);
+            }
         }
     }
 
@@ -434,50 +365,4 @@ fn merge<L: Lanes>(
         into.sum[i] = into.sum[i].mul_add(keep, of.sum[i] * take);
         into.largest[i] = largest[i];
     }
-}
-
-impl Query {
-    #[inline(always)]
-    fn sees(&self, positions: &Range<usize>) -> bool {
-        self.first < positions.end && positions.start < self.end
-    }
-
-    /// Whether this is the first tile that it sees.
-    #[inline(always)]
-    fn begins_in(&self, tile: usize) -> bool {
-        self.first / TILE == tile
-    }
-
-    /// Positions within a tile.
-    #[inline(always)]
-    fn seen_in(&self, tile: usize) -> Range<usize> {
-        self.seen_of(tile * TILE, TILE)
-    }
-
-    /// Of `n` positions from `start` on, counted from there.
-    #[inline(always)]
-    fn seen_of(&self, start: usize, n: usize) -> Range<usize> {
-        let within = |position: usize| position.saturating_sub(start).min(n);
-        within(self.first)..within(self.end)
-    }
-}
-
-/// What any of the queries sees.
-#[inline(always)]
-fn seen_by_any(queries: &[Query]) -> Range<usize> {
-    let first = queries.iter().map(|query| query.first).min().unwrap_or(0);
-    first..queries.iter().map(|query| query.end).max().unwrap_or(0)
-}
-
-/// The tiles that any of the queries sees.
-#[inline(always)]
-fn tiles_seen(queries: &[Query]) -> Range<usize> {
-    let seen = seen_by_any(queries);
-    seen.start / TILE..seen.end.div_ceil(TILE)
-}
-
-/// Blocks of a tile that no query sees any more: others may have them by now.
-#[inline(always)]
-fn n_unseen_blocks(queries: &[Query], tile: usize) -> usize {
-    seen_by_any(queries).start.saturating_sub(tile * TILE) / POSITIONS
 }

@@ -4,6 +4,7 @@
 //! with them is what `Int8Activations` does, so an element has the same bits.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
+use super::weights::add_scaled;
 use super::{PartialSums, ProductJob, TileProduct};
 use crate::cpu::amx::{TILE_ROWS, TileShape, TileSums};
 use crate::cpu::isa::Kernel;
@@ -183,13 +184,11 @@ impl<L: Lanes> PanelStretch<'_, L> {
         unsafe {
             let a = self.a.add(i * M * BLOCK_WORDS);
             let of = self.weights.get_unchecked(i).assume_init_ref().scale;
+            let mut dots = [L::int_splat(0); M];
             for m in 0..M {
-                let scale = L::splat(f32::from_bits(*a.add(8 * M + m)));
-                acc[m] = L::int_to_float(L::bytes(&sums.0[m])).fma(of.scale.mul(scale), acc[m]);
-                if Q::Scales::HAS_MINIMUM {
-                    acc[m] = of.minimum.fma(L::splat(f32::from_bits(*a.add(10 * M + m))), acc[m]);
-                }
+                dots[m] = L::bytes(&sums.0[m]);
             }
+            add_scaled::<L, Q, M>(of, &dots, (a, M), a.add(10 * M), acc);
         }
     }
 }

@@ -261,7 +261,7 @@ const fn words_per_sum(width: Width) -> usize {
 /// # Safety
 /// 15 words of M rows of a panel at `a`, M at `scaled_sums`.
 #[inline(always)]
-unsafe fn add_scaled<L: Lanes, Q: Quant, const M: usize>(
+pub(super) unsafe fn add_scaled<L: Lanes, Q: Quant, const M: usize>(
     of: StepScale<L>,
     dots: &[L::Int; M],
     (a, width): (*const u32, usize),
