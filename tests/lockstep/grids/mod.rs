@@ -119,7 +119,7 @@ async fn grids_of_four_ranks_per_stage() {
 const N_VALUES: [usize; 8] = [FAMILIES.len(), GRID_MAX as usize, GRID_MAX as usize, 2, 2, 2, 2, 3];
 const RUNS_MAX: usize = 64;
 /// The number of blocks if all parts are equal; otherwise memory is plenty.
-const COVER_BLOCKS: u32 = 40;
+const COVER_BLOCKS: u32 = 36;
 const WIRES: [WireChoice; 2] = [WireChoice::Memory, WireChoice::Socket];
 const WORKERS: [Workers; 2] = [Workers::Processes, Workers::Threads];
 const CUTS: [Cut; 2] = [Cut::Alike, Cut::Unlike];
