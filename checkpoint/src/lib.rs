@@ -33,15 +33,16 @@ pub use bundle::TextBundle;
 pub use catalogue::{FetchProgress, LocatedModel, ModelChecks, ModelSources};
 pub use config::{
     Activation, AttentionSpec, BlockNorms, ClampedSilu, ConvolutionSpec, DecoderForm, ExpertScores, ExpertsSpec,
-    Family, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, NormKind, Norms, PositionEncoding, QueryKeyNorms,
-    QueryTemperature, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, RopeScaling, RopeSpec, SamplingDefaults,
-    StateHeads,
+    Family, KvHeads, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, NormKind, Norms, PositionEncoding,
+    QueryKeyNorms, QueryTemperature, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, RopeScaling, RopeSpec,
+    SamplingDefaults, StateHeads,
 };
 pub use conversation::{Conversation, TEMPLATE_NAMES};
 pub use error::{Error, Result};
 pub use file::{FileStamp, SourceFile};
 pub use pieces::WeightPieces;
 pub use sizes::{LayerSizes, ModelSizes};
+pub use split::JoinedGguf;
 pub use template::ChatTemplate;
 pub use tensor::{ScaleBytes, Tensor};
 pub use threads::{StopFn, in_threads};
@@ -53,7 +54,6 @@ use crate::names::{FileKind, StoredTensor};
 use crate::safetensors::Shards;
 use crate::scaling::QuantConfig;
 use crate::small_files::{read_json, read_json_if_there};
-use crate::split::JoinedGguf;
 use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -42,20 +42,18 @@ pub struct WeightPieces {
 impl CutUnit {
     fn bounds(self, spec: &ModelSpec, n: usize) -> Vec<usize> {
         // Leaves differ between devices: a piece ends wherever a leaf of any device does.
-        let of_leaves = |leaves: fn(DeviceClass, &ModelSpec) -> Leaves| {
-            let of_class = |class| leaves(class, spec).bounds().iter().map(|bound| *bound as usize).collect::<Vec<_>>();
+        let of_leaves = |leaves: fn(DeviceClass, &ModelSpec, u32) -> Leaves| {
+            let of_class =
+                |class| leaves(class, spec, n as u32).bounds().iter().map(|bound| *bound as usize).collect::<Vec<_>>();
             sort_and_dedup([DeviceClass::Cpu, DeviceClass::Cuda].into_iter().flat_map(of_class).collect())
         };
         match self {
-            CutUnit::Heads => of_leaves(|class, spec| Leaves::o_proj(class, spec.n_heads, spec.head_dim)),
-            CutUnit::Inner => of_leaves(|class, spec| Leaves::down_proj(class, spec.inner)),
-            CutUnit::SharedInner => {
-                of_leaves(|class, spec| Leaves::down_proj(class, spec.experts.map_or(0, |experts| experts.shared)))
-            }
+            CutUnit::Heads => of_leaves(|class, spec, n| Leaves::o_proj(class, spec.n_heads, n / spec.n_heads)),
+            CutUnit::Inner | CutUnit::SharedInner => of_leaves(|class, _, n| Leaves::down_proj(class, n)),
             CutUnit::KvHeads => step_bounds(n, spec.head_dim as usize),
             CutUnit::Keys => step_bounds(n, spec.recurrence().map_or(n, |of| of.key_dim as usize)),
             CutUnit::Values => {
-                of_leaves(|class, spec| spec.state_heads().map_or(Leaves::whole(0), |of| of.leaves(class)))
+                of_leaves(|class, spec, _| spec.state_heads().map_or(Leaves::whole(0), |of| of.leaves(class)))
             }
             CutUnit::StateHeads => step_bounds(n, 1),
             CutUnit::Vocabulary => step_bounds(n, VOCABULARY_ROWS),

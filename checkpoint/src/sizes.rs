@@ -11,6 +11,8 @@ pub struct ModelSizes {
     /// One entry per layer, in order.
     pub layers: Vec<LayerSizes>,
     pub norm: u64,
+    /// The table of the layers' own inputs, which is beside the embedding.
+    pub layer_inputs: u64,
     /// Zero if the head is the embedding.
     pub head: u64,
 }
@@ -48,9 +50,14 @@ impl ModelSizes {
         for expected in names::required_tensors(spec) {
             let bytes = bytes_of(&expected);
             match (expected.layer, expected.name.as_str()) {
+                // Wider heads are fewer, so a boundary between ranks cuts more of them.
+                (Some(layer), name) if is_of_kv(name) && spec.layers[layer as usize].kv_heads.is_some() => {
+                    sizes.layers[layer as usize].replicated += bytes;
+                }
                 (Some(layer), name) => *sizes.layers[layer as usize].field_of(name) += bytes,
                 (None, names::EMBEDDING | names::POSITIONS) => sizes.embedding += bytes,
                 (None, names::HEAD) => sizes.head += bytes,
+                (None, names::LAYER_INPUTS) => sizes.layer_inputs += bytes,
                 (None, _) => sizes.norm += bytes,
             }
         }
@@ -58,13 +65,21 @@ impl ModelSizes {
     }
 
     pub fn total(&self) -> u64 {
-        self.embedding + self.layers.iter().map(LayerSizes::total).sum::<u64>() + self.norm + self.head
+        self.embedding
+            + self.layers.iter().map(LayerSizes::total).sum::<u64>()
+            + self.norm
+            + self.head
+            + self.layer_inputs
     }
 }
 
 /// What query heads divide, heads with a state, or runs of a short convolution's channels.
 const BY_HEADS: [&str; 9] =
     [".q_proj.", ".g_proj.", ".o_proj.", ".z_proj.", ".b_proj.", ".a_proj.", ".c_proj.", ".x_proj.", ".out_proj."];
+
+fn is_of_kv(name: &str) -> bool {
+    [".k_proj.", ".v_proj."].iter().any(|part| name.contains(part))
+}
 
 impl LayerSizes {
     /// The field that counts the tensor with this Hugging Face name.
@@ -77,7 +92,7 @@ impl LayerSizes {
             &mut self.kv_heads
         } else if is_of(&["linear_attn.v_proj."]) || is_of(&BY_HEADS) {
             &mut self.heads
-        } else if is_of(&[".k_proj.", ".v_proj."]) {
+        } else if is_of_kv(name) {
             &mut self.kv_heads
         } else if is_of(&[".gate_proj.", ".up_proj.", ".down_proj."]) {
             &mut self.mlp

@@ -38,12 +38,19 @@ fn five_digits(text: &str) -> Option<u32> {
 }
 
 /// The parts of a model, joined.
-pub(crate) struct JoinedGguf {
+pub struct JoinedGguf {
     /// Covers all parts; the metadata comes from the first.
     pub header: Gguf,
     /// The first part's header bytes, which the metadata points into.
     pub bytes: Vec<u8>,
     pub files: Vec<SourceFile>,
+}
+
+impl JoinedGguf {
+    /// Opens the file, or all parts of the model that the file is one of. Does not check what the tensors are for.
+    pub fn open(path: &Path) -> Result<JoinedGguf> {
+        open(path)
+    }
 }
 
 /// Opens all parts.

@@ -42,6 +42,12 @@ async fn gemma3() {
     tiny_every_way("gemma3", "f32").await;
 }
 
+/// Layers that read the keys of others, and have inputs of their own.
+#[tokio::test]
+async fn gemma4() {
+    tiny_every_way("gemma4", "int8").await;
+}
+
 #[tokio::test]
 async fn kv_of_eight_bits() {
     int8_every_way("llama-f32-rope3", "int8").await;

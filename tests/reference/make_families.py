@@ -12,8 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers import (
     BambaConfig,
-    Cohere2Config, Gemma2Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GPTNeoXConfig, GptOssConfig,
-    GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, Lfm2Config, Lfm2MoeConfig, LlamaConfig, Ministral3Config,
+    Cohere2Config, Gemma2Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,
+    GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, Lfm2Config, Lfm2MoeConfig,
+    LlamaConfig, Ministral3Config,
     MinistralConfig, MistralConfig, MixtralConfig, NemotronHConfig,
     Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
     SmolLM3Config,
@@ -32,7 +33,8 @@ SMALL = dict(
 
 # Later models are smaller, and stored as bf16.
 TINY = SMALL | dict(hidden_size=32, intermediate_size=64, head_dim=16)
-WIDE_FILES = ("mixtral", "qwen2", "qwen3-moe", "qwen3-yarn", "llama", "smollm3", "mistral", "phi3", "gemma", "gpt2")
+WIDE_FILES = (
+    "mixtral", "qwen2", "qwen3-moe", "qwen3-yarn", "llama", "smollm3", "mistral", "phi3", "gemma2", "gemma3", "gpt2")
 
 
 DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_conv_kernel_dim=4)
@@ -93,6 +95,17 @@ CHECKPOINTS = {
         query_pre_attn_scalar=16, rope_parameters=dict(
             full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
             sliding_attention=dict(rope_type="default", rope_theta=10000.0))), [1, 40, 270]),
+    # Longer heads in global layers, inputs of their own for all layers, two layers that read the keys of others.
+    "gemma4": (51, lambda: Gemma4TextConfig(
+        **TINY | dict(num_hidden_layers=8, intermediate_size=32), global_head_dim=32, sliding_window=18,
+        layer_types=[*["sliding_attention"] * 2, "full_attention"] * 2 + ["sliding_attention", "full_attention"],
+        num_kv_shared_layers=2, use_double_wide_mlp=True, hidden_size_per_layer_input=16,
+        vocab_size_per_layer_input=264, final_logit_softcapping=3.0), [1, 40, 270]),
+    # Values that are keys, and fewer heads of them, in the global layer.
+    "gemma4-global": (52, lambda: Gemma4TextConfig(
+        **TINY | dict(num_hidden_layers=3), global_head_dim=48, sliding_window=18, attention_k_eq_v=True,
+        num_global_key_value_heads=1, hidden_size_per_layer_input=0, final_logit_softcapping=3.0,
+        layer_types=["sliding_attention"] * 2 + ["full_attention"]), [1, 40, 270]),
     # Learned positions, LayerNorm, transposed matrices.
     "gpt2": (23, lambda: GPT2Config(
         n_embd=48, n_layer=2, n_head=3, n_positions=512, vocab_size=264), [1, 40, 270]),
@@ -241,7 +254,8 @@ def randomize(model, generator):
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         is_gemma = "gemma" in model.config.model_type
-        is_less_one = is_gemma or "qwen3_next" in model.config.model_type or "qwen3_5" in model.config.model_type
+        kind = model.config.model_type
+        is_less_one = (is_gemma and kind != "gemma4_text") or "qwen3_next" in kind or "qwen3_5" in kind
         if name.endswith("bias"):
             weight.copy_(0.3 * noise)
         elif name.endswith("A_log"):
@@ -249,6 +263,9 @@ def randomize(model, generator):
             weight.copy_(-2.5 + 0.7 * noise)
         elif weight.dim() == 1:
             weight.copy_((0.0 if is_less_one and "linear_attn.norm" not in name else 1.0) + 0.25 * noise)
+            # The scores of Gemma 4 have no other scale.
+            if kind == "gemma4_text" and name.endswith(("q_norm.weight", "k_norm.weight")):
+                weight.mul_(weight.shape[0] ** -0.25)
         elif any(part in name for part in ("embed", "lm_head", "embed_out", "wte", "wpe")):
             weight.copy_((0.1 if is_gemma else 0.35) * noise)
         else:
@@ -257,6 +274,8 @@ def randomize(model, generator):
     for name, correction in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             correction.copy_(0.2 * torch.randn(correction.shape, generator=generator))
+        if name.endswith("layer_scalar"):
+            correction.copy_(1.0 + 0.25 * torch.randn(correction.shape, generator=generator))
 
 
 def case(model, length, generator):

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers import (
-    Cohere2Config, Gemma2Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GPTNeoXConfig,
-    GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, Lfm2Config, Lfm2MoeConfig, LlamaConfig, Ministral3Config,
-    MistralConfig, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config,
-    Qwen3MoeConfig, Qwen3NextConfig, SmolLM3Config,
+    Cohere2Config, Gemma2Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,
+    GPTNeoXConfig, GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, Lfm2Config, Lfm2MoeConfig, LlamaConfig,
+    Ministral3Config, MistralConfig, MixtralConfig, NemotronHConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config,
+    Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SmolLM3Config,
 )
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
@@ -73,6 +73,11 @@ CHECKPOINTS = {
     "gguf-gemma3": (50, lambda: Gemma3TextConfig(
         **SMALL | dict(num_hidden_layers=6, num_attention_heads=1, num_key_value_heads=1, intermediate_size=32),
         sliding_window=18, query_pre_attn_scalar=32), [1, 40]),
+    # Layers whose heads are longer, that read the keys of others, and that have inputs of their own.
+    "gguf-gemma4": (81, lambda: Gemma4TextConfig(
+        **THIN | dict(num_hidden_layers=4, intermediate_size=32, head_dim=16), global_head_dim=32, sliding_window=18,
+        layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2, use_double_wide_mlp=True,
+        hidden_size_per_layer_input=32, vocab_size_per_layer_input=264, final_logit_softcapping=3.0), [1, 40]),
     # Hybrids and families whose file the converter gives another form than a folder.
     "gguf-olmo2": (52, lambda: Olmo2Config(**THIN | UNTIED), [1, 40]),
     "gguf-olmo3": (53, lambda: Olmo3Config(
@@ -191,6 +196,9 @@ def config_of_hubs(folder):
     kind, turned = config["model_type"], config.get("rope_parameters", {}).get("partial_rotary_factor", 1.0)
     if kind in ("gpt_neox", "cohere2"):
         config["rotary_pct"] = turned
+    if kind == "gemma4_text":
+        config["global_head_dim"] = next(iter(config.pop("per_layer_config").values()))["head_dim"]
+        config["num_global_key_value_heads"] = None
     if kind == "granitemoehybrid":
         older = {"linear_attention": "mamba", "full_attention": "attention"}
         config["layer_types"] = [older.get(name, name) for name in config["layer_types"]]

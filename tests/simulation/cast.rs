@@ -144,6 +144,7 @@ impl Stage {
             states: None,
             cache: LayerGroups::alike(4, KvLayout::heads(2, 32)),
             sizes: ModelSizes::default(),
+            joined: 0..0,
             draft: 0,
         };
         let policy = PlacementPolicy {

@@ -9,6 +9,8 @@ pub struct DecoderForm {
     pub norm_kind: NormKind,
     /// Learned positions are added to the embedding.
     pub learns_positions: bool,
+    /// The stream is multiplied by a stored number behind each layer.
+    pub scales_layers: bool,
 }
 
 /// The activation between an MLP's products.

@@ -14,13 +14,14 @@ pub use crate::families::Family;
 pub use form::{Activation, BlockNorms, DecoderForm, NormKind, Norms};
 pub use mixer::{ConvolutionSpec, MixerSpec, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, StateHeads};
 pub use parts::{
-    AttentionSpec, ClampedSilu, ExpertScores, ExpertsSpec, LayerSpec, ModelMultipliers, PositionEncoding,
+    AttentionSpec, ClampedSilu, ExpertScores, ExpertsSpec, KvHeads, LayerSpec, ModelMultipliers, PositionEncoding,
     QueryKeyNorms, QueryTemperature, RopeScaling, RopeSpec,
 };
 pub(crate) use parts::{LAYERS_MAX, LENGTH_MAX, are_groups, is_positive, length, yarn_magnitude};
 pub use sampling::SamplingDefaults;
 
 use crate::error::ParseError;
+use std::ops::Range;
 use types::{KvLayout, LayerGroups, Token};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +36,8 @@ pub struct ModelSpec {
     pub head_dim: u32,
     /// The width of the MLP.
     pub inner: u32,
+    /// The width of the input that each layer has of its own for each token; 0: there is none.
+    pub layer_input: u32,
     /// Rows of the embedding. The tokenizer may know fewer.
     pub vocab: u32,
     /// The context length that the model was trained for.
@@ -73,15 +76,42 @@ impl ModelSpec {
 
     /// What each layer keeps of earlier positions. A window at least as long as the context counts as none.
     pub fn cache_groups(&self) -> LayerGroups {
-        let heads = KvLayout::heads(self.n_kv_heads, self.head_dim);
+        let heads = |layer: &LayerSpec| {
+            let KvHeads { n, dim, .. } = self.kv_heads_of(layer);
+            KvLayout::heads(n, dim)
+        };
         let layout = |layer: &LayerSpec| match (layer.mixer, layer.window.filter(|window| *window < self.context)) {
             (MixerSpec::None, _) => None,
             (MixerSpec::Recurrence(of), _) => Some(of.layout()),
             (MixerSpec::Convolution(of), _) => Some(of.layout()),
-            (MixerSpec::Attention, Some(window)) => Some(heads.with_window(window)),
-            (MixerSpec::Attention, None) => Some(heads),
+            (MixerSpec::Attention, _) if layer.kv_of.is_some() => None,
+            (MixerSpec::Attention, Some(window)) => Some(heads(layer).with_window(window)),
+            (MixerSpec::Attention, None) => Some(heads(layer)),
         };
         LayerGroups::of_some(self.layers.iter().map(layout))
+    }
+
+    /// The heads of a layer's keys and values.
+    pub fn kv_heads_of(&self, layer: &LayerSpec) -> KvHeads {
+        layer.kv_heads.unwrap_or(KvHeads { n: self.n_kv_heads, dim: self.head_dim, values_are_keys: false })
+    }
+
+    /// The width of a layer's MLP.
+    pub fn inner_of(&self, layer: &LayerSpec) -> u32 {
+        layer.inner.unwrap_or(self.inner)
+    }
+
+    /// The layers that no boundary between stages may part: some read what others keep, or all have inputs of their
+    /// own, for which later stages lack the tokens.
+    pub fn joined_layers(&self) -> Range<u32> {
+        if self.layer_input > 0 {
+            return 0..self.n_layers;
+        }
+        let readers = || (0..).zip(&self.layers).filter_map(|(i, layer)| Some((i, layer.kv_of?)));
+        match (readers().map(|(_, of)| of).min(), readers().last()) {
+            (Some(first), Some((last, _))) => first..last + 1,
+            _ => 0..0,
+        }
     }
 
     /// The mixer of its layers with a state, which are alike.
@@ -108,30 +138,34 @@ impl ModelSpec {
 
     /// The numbers in its matrices. For people: norms and biases, a thousandth of them, are left out.
     pub fn n_parameters(&self) -> u64 {
-        let [hidden, head_dim] = [self.hidden, self.head_dim].map(u64::from);
-        let (width, kv_width) = (u64::from(self.n_heads) * head_dim, u64::from(self.n_kv_heads) * head_dim);
+        let hidden = u64::from(self.hidden);
         let form = self.form();
         // Up and down; a gate where there is one.
         let n_mlp = if form.activation.has_gate() { 3 } else { 2 };
-        let dense = n_mlp * hidden * u64::from(self.inner);
         let experts = self.experts.as_ref().map_or(0, |of| {
             u64::from(of.n) * (n_mlp * hidden * u64::from(of.inner) + hidden) + n_mlp * hidden * u64::from(of.shared)
         });
-        let mlps = self
-            .layers
-            .iter()
-            .filter(|layer| layer.has_mlp)
-            .map(|layer| if layer.has_experts { experts } else { dense });
-        let attention = hidden * (2 * width + 2 * kv_width + if self.attention.has_gate { width } else { 0 });
+        let mlps =
+            self.layers.iter().filter(|layer| layer.has_mlp).map(|layer| {
+                if layer.has_experts { experts } else { n_mlp * hidden * u64::from(self.inner_of(layer)) }
+            });
+        let attention = |layer: &LayerSpec| {
+            let KvHeads { n, dim, values_are_keys } = self.kv_heads_of(layer);
+            let n_kv = if layer.kv_of.is_some() { 0 } else { n * (2 - u32::from(values_are_keys)) };
+            let n_wide = self.n_heads * (2 + u32::from(self.attention.has_gate));
+            hidden * u64::from(n_wide + n_kv) * u64::from(dim)
+        };
         let mixers = self.layers.iter().map(|layer| match layer.mixer {
-            MixerSpec::Attention => attention,
+            MixerSpec::Attention => attention(layer),
             MixerSpec::Recurrence(of) => hidden * u64::from(of.n_cols() + of.n_heads * of.value_dim),
             MixerSpec::Convolution(_) => 4 * hidden * hidden,
             MixerSpec::None => 0,
         });
         let n_tables = if self.tied_embeddings { 1 } else { 2 };
         let positions = if form.learns_positions { u64::from(self.context) } else { 0 };
-        hidden * (n_tables * u64::from(self.vocab) + positions) + mixers.sum::<u64>() + mlps.sum::<u64>()
+        // A row of a table for each token, and in each layer two products and one of the embedding.
+        let inputs = u64::from(self.layer_input) * u64::from(self.n_layers) * (u64::from(self.vocab) + 3 * hidden);
+        hidden * (n_tables * u64::from(self.vocab) + positions) + mixers.sum::<u64>() + mlps.sum::<u64>() + inputs
     }
 
     /// Checks that the values agree with each other; the refusal names those that do not.
@@ -166,10 +200,8 @@ impl ModelSpec {
         if !(self.norm_eps.is_finite() && self.norm_eps > 0.0 && self.norm_eps < 1.0) {
             return ParseError::malformed(format!("the norm's epsilon is {}", self.norm_eps));
         }
-        [Some(&self.rope), self.local_rope.as_ref()]
-            .into_iter()
-            .flatten()
-            .try_for_each(|rope| rope.check(self.head_dim))?;
+        self.rope.check(self.rope_head_dim())?;
+        self.local_rope.iter().try_for_each(|rope| rope.check(self.head_dim))?;
         self.check_families()?;
         if let Some(token) = self.bos.iter().chain(&self.eos).find(|token| **token >= self.vocab) {
             return ParseError::malformed(format!(
@@ -182,6 +214,36 @@ impl ModelSpec {
 }
 
 impl ModelSpec {
+    /// The length of the heads that the model's main rope rotates.
+    fn rope_head_dim(&self) -> u32 {
+        parts::rope_head_dim(&self.layers, self.head_dim)
+    }
+
+    /// Checks layers that differ from the model's usual shapes.
+    fn check_layers(&self) -> Result<(), ParseError> {
+        for (i, layer) in self.layers.iter().enumerate() {
+            let KvHeads { n, dim, .. } = self.kv_heads_of(layer);
+            let is_even = n > 0 && self.n_heads.is_multiple_of(n) && dim > 0 && dim.is_multiple_of(self.head_dim);
+            if !is_even || u64::from(self.n_heads) * u64::from(dim) > LENGTH_MAX {
+                return ParseError::malformed(format!(
+                    "layer {i} has {n} KV heads of {dim} for {} heads",
+                    self.n_heads
+                ));
+            }
+            let is_like = |of: &LayerSpec| {
+                let same = self.kv_heads_of(of).n == n && self.kv_heads_of(of).dim == dim && of.window == layer.window;
+                same && of.mixer == MixerSpec::Attention && of.kv_of.is_none()
+            };
+            if layer.kv_of.is_some_and(|of| of as usize >= i || !is_like(&self.layers[of as usize])) {
+                return ParseError::malformed(format!("layer {i} cannot read the keys and values of another layer"));
+            }
+            if self.inner_of(layer) == 0 {
+                return ParseError::malformed(format!("the MLP of layer {i} has the width 0"));
+            }
+        }
+        Ok(())
+    }
+
     /// Checks what only some families have.
     fn check_families(&self) -> Result<(), ParseError> {
         if self.layers.len() != self.n_layers as usize {
@@ -191,6 +253,7 @@ impl ModelSpec {
                 self.n_layers
             ));
         }
+        self.check_layers()?;
         self.layers.iter().try_for_each(|layer| layer.mixer.check())?;
         if self.state_mixers().any(|mixer| Some(mixer) != self.state_mixer()) {
             return ParseError::malformed("the layers with a state differ in shape");

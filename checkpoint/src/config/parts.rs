@@ -22,6 +22,8 @@ pub struct AttentionSpec {
     /// Q, K and V have a bias.
     pub has_bias: bool,
     pub query_key_norms: QueryKeyNorms,
+    /// Each head of V is divided by its root mean square.
+    pub norms_values: bool,
     /// Queries grow with their positions.
     pub temperature: Option<QueryTemperature>,
     /// Each query head has one more score, whose value is nothing.
@@ -99,6 +101,42 @@ pub struct LayerSpec {
     pub has_mlp: bool,
     /// Its MLP is a mixture of experts.
     pub has_experts: bool,
+    /// The heads of its keys and values, where they are not the model's.
+    pub kv_heads: Option<KvHeads>,
+    /// The layer whose keys and values it reads, in place of its own.
+    pub kv_of: Option<u32>,
+    /// The width of its MLP, where it is not the model's.
+    pub inner: Option<u32>,
+}
+
+impl LayerSpec {
+    /// A layer with nothing in it.
+    pub const EMPTY: LayerSpec = LayerSpec {
+        mixer: MixerSpec::None,
+        window: None,
+        positions: PositionEncoding::None,
+        has_mlp: false,
+        has_experts: false,
+        kv_heads: None,
+        kv_of: None,
+        inner: None,
+    };
+}
+
+/// The heads of a layer's keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvHeads {
+    pub n: u32,
+    /// Their length, which is also that of query heads.
+    pub dim: u32,
+    /// Values are the keys before norm and rope: they have no projection.
+    pub values_are_keys: bool,
+}
+
+/// The length of the heads that the main rope rotates.
+pub fn rope_head_dim(layers: &[LayerSpec], head_dim: u32) -> u32 {
+    let rotated = layers.iter().find(|layer| layer.positions == PositionEncoding::Rope);
+    rotated.and_then(|layer| layer.kv_heads).map_or(head_dim, |heads| heads.dim)
 }
 
 /// How positions enter a layer.
@@ -192,6 +230,14 @@ impl RopeSpec {
 }
 
 impl RopeScaling {
+    /// Stands for infinity in the files of llama.cpp: a pair with this divisor does not turn.
+    pub const NEVER: f32 = 1e30;
+
+    /// Only the first `n` of all pairs turn, each as far as it would among all.
+    pub fn of_first_pairs(n: u32, all: u32) -> RopeScaling {
+        RopeScaling::Divisors((0..all).map(|i| if i < n { 1.0 } else { RopeScaling::NEVER }).collect())
+    }
+
     fn check(&self) -> Result<(), ParseError> {
         let positive = is_positive;
         let sound = match self {

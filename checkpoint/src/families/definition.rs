@@ -50,6 +50,7 @@ pub struct ChatForm {
 pub struct FamilyRules {
     pub bias: AttentionBias,
     pub query_key_norms: QueryKeyNorms,
+    pub norms_values: bool,
     /// Some of its models do without these norms.
     pub norms_are_optional: bool,
     pub has_sinks: bool,
@@ -182,6 +183,10 @@ pub struct ConfigReaders {
     pub is_local: fn(&JsonKeys<'_>, u32, u32) -> Parsed<bool>,
     /// The positions of a layer, from those in the family's rules.
     pub positions: fn(&JsonKeys<'_>, u32, PositionEncoding) -> Parsed<PositionEncoding>,
+    /// Adds to all layers what depends on the others.
+    pub adjust_layers: fn(&JsonKeys<'_>, Vec<LayerSpec>) -> Parsed<Vec<LayerSpec>>,
+    /// The width of the input that each layer has of its own for each token; 0: there is none.
+    pub layer_input: fn(&JsonKeys<'_>) -> Parsed<u32>,
 }
 
 type LayerReader = fn(&JsonKeys<'_>) -> Parsed<Vec<LayerSpec>>;
@@ -213,6 +218,14 @@ pub struct GgufRules {
     pub experts: fn(&GgufKeys<'_>, u32) -> Parsed<Option<ExpertsSpec>>,
     /// A layer by its number, from one of attention and an MLP with the positions in the family's rules.
     pub layer: fn(&GgufKeys<'_>, u32, LayerSpec) -> Parsed<LayerSpec>,
+    /// Adds to all layers what depends on the others.
+    pub adjust_layers: fn(&GgufKeys<'_>, Vec<LayerSpec>) -> Parsed<Vec<LayerSpec>>,
+    /// Heads and MLPs may differ between layers: the model's are those of the first.
+    pub layers_differ: bool,
+    /// The factor of scores, where no file has it.
+    pub scale: Option<f32>,
+    /// The key for the width of each layer's own input.
+    pub layer_input: Option<&'static str>,
 }
 
 /// A family whose GGUFs have another family's architecture.
@@ -251,6 +264,9 @@ pub struct TensorTables {
     pub turns_plain_experts: bool,
     /// Of the expert that each token uses besides, if there is one.
     pub shared_expert: TensorRows,
+    /// Of models whose layers have inputs of their own: outside the layers, and in each.
+    pub layer_inputs: &'static [TensorMapping],
+    pub layer_input: TensorRows,
 }
 
 pub type TensorRows = &'static [&'static [TensorMapping]];

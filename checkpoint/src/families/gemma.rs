@@ -58,7 +58,7 @@ pub const GEMMA3: FamilyDefinition = FamilyDefinition {
     ..GEMMA2
 };
 
-const GEMMA_NORMS: &[TensorMapping] = &[
+pub const GEMMA_NORMS: &[TensorMapping] = &[
     row("input_layernorm.weight", [One, Hidden], "attn_norm.weight"),
     row("post_attention_layernorm.weight", [One, Hidden], "post_attention_norm.weight"),
     row("pre_feedforward_layernorm.weight", [One, Hidden], "ffn_norm.weight"),

@@ -18,6 +18,7 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
     rules: FamilyRules {
         bias: AttentionBias::Never,
         query_key_norms: QueryKeyNorms::None,
+        norms_values: false,
         norms_are_optional: false,
         has_sinks: false,
         has_gate: false,
@@ -56,6 +57,8 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
         mixer: |_, _, _| Ok(MixerSpec::Attention),
         is_local: |_, layer, period| Ok(is_local(layer, period)),
         positions: |_, _, of_rules| Ok(of_rules),
+        adjust_layers: |_, layers| Ok(layers),
+        layer_input: |_| Ok(0),
     },
     gguf: GgufRules {
         is_read: true,
@@ -72,6 +75,10 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
         is_parallel: |_| Ok(false),
         experts: no_gguf_experts,
         layer: |_, _, usual| Ok(usual),
+        adjust_layers: |_, layers| Ok(layers),
+        layers_differ: false,
+        scale: None,
+        layer_input: None,
     },
     tensors: TensorTables {
         outer: OUTER,
@@ -86,6 +93,8 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
         experts: &[EXPERTS],
         turns_plain_experts: false,
         shared_expert: &[],
+        layer_inputs: &[],
+        layer_input: &[],
     },
     form: DecoderForm {
         activation: Activation::Silu,
@@ -95,6 +104,7 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
         },
         norm_kind: NormKind::Rms,
         learns_positions: false,
+        scales_layers: false,
     },
     parallel_norms: None,
     chat_form: &CHATML,
@@ -147,6 +157,7 @@ const END_TEXTS: &[&str] = &[
     "<|endoftext|>",
     "<|end_of_text|>",
     "<end_of_turn>",
+    "<turn|>",
     "<|end_of_turn|>",
     "<|return|>",
     "<EOT>",

@@ -6,6 +6,7 @@ mod cohere2;
 mod definition;
 mod experts;
 mod gemma;
+mod gemma4;
 mod glm4;
 mod gpt2;
 mod gpt_neox;
@@ -62,6 +63,7 @@ families! {
     Qwen3Moe = qwen3::QWEN3_MOE,
     Gemma2 = gemma::GEMMA2,
     Gemma3 = gemma::GEMMA3,
+    Gemma4 = gemma4::GEMMA4,
     Gpt2 = gpt2::GPT2,
     Olmo2 = olmo::OLMO2,
     Olmo3 = olmo::OLMO3,

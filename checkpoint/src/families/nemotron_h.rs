@@ -8,8 +8,8 @@ use super::mamba;
 use crate::config::gguf::keys::GgufKeys;
 use crate::config::json::keys::JsonKeys;
 use crate::config::{
-    Activation, BlockNorms, DecoderForm, ExpertsSpec, LAYERS_MAX, LayerSpec, MixerSpec, Norms, PositionEncoding,
-    RecurrenceRule, RecurrenceSpec, RecurrenceStorage, length,
+    Activation, BlockNorms, DecoderForm, ExpertsSpec, LAYERS_MAX, LayerSpec, MixerSpec, Norms, RecurrenceRule,
+    RecurrenceSpec, RecurrenceStorage, length,
 };
 use crate::error::ParseError;
 use crate::names::rows::Dim::{ExpertInner, Experts, Heads, Hidden, Inner, KvHeads, One, SharedInner, Vocab};
@@ -95,10 +95,9 @@ fn layers(keys: &JsonKeys<'_>) -> Result<Vec<LayerSpec>, ParseError> {
             Sublayer::Attention => MixerSpec::Attention,
             Sublayer::Mlp | Sublayer::Experts => MixerSpec::None,
         },
-        window: None,
-        positions: PositionEncoding::None,
         has_mlp: matches!(of, Sublayer::Mlp | Sublayer::Experts),
         has_experts: of == Sublayer::Experts,
+        ..LayerSpec::EMPTY
     };
     Ok(sublayers(keys)?.into_iter().map(layer).collect())
 }
@@ -180,7 +179,7 @@ fn gguf_layer(keys: &GgufKeys<'_>, layer: u32, usual: LayerSpec) -> Result<Layer
         _ => return ParseError::unsupported(format!("layer {layer}, of attention and an MLP, in this architecture")),
     };
     let (has_mlp, has_experts) = (inner > 0, inner > 0 && usual.has_experts);
-    Ok(LayerSpec { mixer, window: None, positions: PositionEncoding::None, has_mlp, has_experts })
+    Ok(LayerSpec { mixer, has_mlp, has_experts, ..LayerSpec::EMPTY })
 }
 
 /// Whatever a layer is, it is called a mixer.

@@ -16,7 +16,7 @@ struct WrappedModel {
     defaults: &'static [(&'static str, u32)],
 }
 
-const WRAPPED: [WrappedModel; 9] = [
+const WRAPPED: [WrappedModel; 10] = [
     WrappedModel {
         model_type: "gemma3_text",
         family: Family::Gemma3,
@@ -28,6 +28,20 @@ const WRAPPED: [WrappedModel; 9] = [
             ("max_position_embeddings", 131_072),
             ("query_pre_attn_scalar", 256),
             ("sliding_window", 4096),
+        ],
+    },
+    WrappedModel {
+        model_type: "gemma4_text",
+        family: Family::Gemma4,
+        defaults: &[
+            ("vocab_size", 262_144),
+            ("hidden_size", 2304),
+            ("intermediate_size", 9216),
+            ("num_hidden_layers", 30),
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 4),
+            ("head_dim", 256),
+            ("max_position_embeddings", 131_072),
         ],
     },
     WrappedModel {

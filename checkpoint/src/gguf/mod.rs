@@ -19,7 +19,7 @@ mod cursor;
 pub(crate) mod tensors;
 mod values;
 
-pub use tensors::TensorEntry;
+pub use tensors::{TensorEntry, type_number};
 
 const MAGIC: &[u8; 4] = b"GGUF";
 /// The bytes that are read at first: enough for most headers, vocabulary included.
@@ -36,6 +36,8 @@ const FACTORS_BYTES_MAX: usize = 64 << 10;
 #[derive(Clone, Debug, Default)]
 pub struct Gguf {
     values: BTreeMap<String, Value>,
+    /// Each key in the file's order, with the range of key, type and value.
+    raw_values: Vec<(String, Range<usize>)>,
     tensors: BTreeMap<String, TensorEntry>,
     /// The bytes of those of `FACTORS` that the file has.
     factors: BTreeMap<&'static str, Vec<u8>>,
@@ -120,7 +122,7 @@ impl Gguf {
         }
         let n_tensors = cursor.u64("the number of tensors")?;
         let n_values = cursor.u64("the number of metadata keys")?;
-        let values = read_values(cursor, n_values)?;
+        let (values, raw_values) = read_values(cursor, n_values)?;
         let headers = read_tensor_headers(cursor, n_tensors)?;
         let alignment = alignment(&values)?;
         let data = place_data(cursor, alignment, headers.is_empty())?;
@@ -128,7 +130,7 @@ impl Gguf {
             .into_iter()
             .map(|(name, header)| Ok((name.clone(), header.locate(&name, data, alignment, cursor.n_bytes)?)))
             .collect::<Result<_, ParseError>>()?;
-        Ok(Gguf { values, tensors, factors: BTreeMap::new(), n_bytes: cursor.at })
+        Ok(Gguf { values, raw_values, tensors, factors: BTreeMap::new(), n_bytes: cursor.at })
     }
 
     fn factor_ranges(&self) -> Vec<(&'static str, Range<usize>)> {
@@ -144,7 +146,7 @@ impl Gguf {
     /// Adds the tensors of the next part; the metadata comes from the first.
     pub(crate) fn add_part(&mut self, part: Gguf, file: usize) -> Result<(), ParseError> {
         if file == 0 {
-            (self.values, self.factors) = (part.values, part.factors);
+            (self.values, self.raw_values, self.factors) = (part.values, part.raw_values, part.factors);
         }
         for (name, entry) in part.tensors {
             if self.tensors.contains_key(&name) {
@@ -168,6 +170,11 @@ impl Gguf {
     /// All tensors, by name.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &TensorEntry)> {
         self.tensors.iter().map(|(name, entry)| (name.as_str(), entry))
+    }
+
+    /// All keys in the file's order, each with the range of the header's bytes that hold key, type and value.
+    pub fn raw_values(&self) -> impl Iterator<Item = (&str, Range<usize>)> {
+        self.raw_values.iter().map(|(key, range)| (key.as_str(), range.clone()))
     }
 
     pub fn has(&self, key: &str) -> bool {

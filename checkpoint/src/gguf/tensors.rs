@@ -141,6 +141,11 @@ pub(crate) fn supported_dtype(type_name: &str) -> Option<Dtype> {
     Dtype::ALL.into_iter().find(|dtype| dtype.name() == type_name)
 }
 
+/// The number by which a GGUF names a type; None for types that it does not have.
+pub fn type_number(dtype: Dtype) -> Option<u32> {
+    TYPES.iter().find(|(_, name)| *name == dtype.name()).map(|(number, _)| *number)
+}
+
 pub(super) fn alignment(values: &BTreeMap<String, Value>) -> Result<u64, ParseError> {
     match values.get(ALIGNMENT_KEY) {
         None => Ok(ALIGNMENT_DEFAULT),

@@ -32,9 +32,13 @@ pub(super) enum ValueKind {
     F64,
 }
 
-pub(super) fn read_values(cursor: &mut GgufCursor<'_>, n: u64) -> Result<BTreeMap<String, Value>, ParseError> {
-    let mut values = BTreeMap::new();
+/// Values by their keys, and the bytes of each key with its value in the file's order.
+type ReadValues = (BTreeMap<String, Value>, Vec<(String, Range<usize>)>);
+
+pub(super) fn read_values(cursor: &mut GgufCursor<'_>, n: u64) -> Result<ReadValues, ParseError> {
+    let (mut values, mut ranges) = (BTreeMap::new(), Vec::new());
     for i in 0..n {
+        let start = cursor.at;
         let key = cursor.name(&format!("metadata key {i} of {n}"))?;
         let kind = cursor.u32(&key)?;
         let kind = ValueKind::of(kind)
@@ -43,8 +47,9 @@ pub(super) fn read_values(cursor: &mut GgufCursor<'_>, n: u64) -> Result<BTreeMa
         if let Some(_twice) = values.insert(key.clone(), value) {
             return ParseError::malformed(format!("the metadata key {key} occurs twice"));
         }
+        ranges.push((key, start..cursor.at));
     }
-    Ok(values)
+    Ok((values, ranges))
 }
 
 pub(super) fn read_value(cursor: &mut GgufCursor<'_>, kind: ValueKind, key: &str) -> Result<Value, ParseError> {

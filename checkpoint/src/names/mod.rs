@@ -12,7 +12,7 @@ use crate::tensor::InterleavedRows;
 use rows::{Dim, TensorCut, TensorMapping};
 use std::collections::{BTreeMap, HashMap};
 
-pub use rows::{EMBEDDING, GATE_UP_TOGETHER, HEAD, POSITIONS};
+pub use rows::{EMBEDDING, GATE_UP_TOGETHER, HEAD, LAYER_INPUTS, POSITIONS};
 
 /// One tensor that a model must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,7 +115,9 @@ pub(crate) fn stored_tensors(spec: &ModelSpec, format: FileKind) -> HashMap<Stri
 }
 
 fn required_and_stored(spec: &ModelSpec, format: FileKind) -> Vec<(RequiredTensor, StoredTensor)> {
-    let outer = spec.family.definition().tensors.outer.iter().filter(|row| row.name != HEAD || !spec.tied_embeddings);
+    let of = &spec.family.definition().tensors;
+    let inputs: &[TensorMapping] = if spec.layer_input > 0 { of.layer_inputs } else { &[] };
+    let outer = of.outer.iter().filter(|row| row.name != HEAD || !spec.tied_embeddings).chain(inputs);
     let mut all: Vec<_> = outer.map(|row| expected_tensor(spec, format, row, None, None)).collect();
     for (i, layer) in (0..).zip(&spec.layers) {
         for row in layer_rows(spec, layer) {
@@ -128,7 +130,7 @@ fn required_and_stored(spec: &ModelSpec, format: FileKind) -> Vec<(RequiredTenso
     all
 }
 
-/// The rows of a layer: its norms, its mixer, its MLP.
+/// The rows of a layer: its norms, its mixer, its MLP, its input.
 fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> impl Iterator<Item = &'static TensorMapping> {
     let of = &spec.family.definition().tensors;
     let is_attention = layer.mixer == MixerSpec::Attention;
@@ -147,8 +149,16 @@ fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> impl Iterator<Item = &'sta
         (has_norms, of.query_key_norms),
         (layer.has_mlp, if layer.has_experts { of.experts } else { of.mlp }),
         (has_shared_expert, of.shared_expert),
+        (spec.layer_input > 0, of.layer_input),
     ];
-    tables.into_iter().filter(|(exists, _)| *exists).flat_map(|(_, rows)| rows.iter().copied().flatten())
+    let (reads_others, has_values) = (layer.kv_of.is_some(), !spec.kv_heads_of(layer).values_are_keys);
+    let is_stored = move |row: &&TensorMapping| match row.name {
+        "self_attn.k_proj.weight" | "self_attn.k_norm.weight" => !reads_others,
+        "self_attn.v_proj.weight" => !reads_others && has_values,
+        _ => true,
+    };
+    let rows = tables.into_iter().filter(|(exists, _)| *exists).flat_map(|(_, rows)| rows.iter().copied().flatten());
+    rows.filter(is_stored)
 }
 
 fn n_experts(spec: &ModelSpec) -> u32 {
@@ -176,8 +186,8 @@ fn expected_tensor(
         let name = expert.map_or_else(|| name.to_owned(), |e| name.replace("{e}", &e.to_string()));
         layer.map_or_else(|| name.clone(), |layer| format!("{prefix}.{layer}.{name}"))
     };
-    let shape = row.dims.map(|dim| length(dim, spec));
-    let sum = |dims: &[Dim]| dims.iter().map(|dim| length(*dim, spec)).sum::<usize>();
+    let shape = row.dims.map(|dim| length(dim, spec, layer));
+    let sum = |dims: &[Dim]| dims.iter().map(|dim| length(*dim, spec, layer)).sum::<usize>();
     let unit = if shape[0] == 1 { shape[1] } else { shape[0] };
     let rows_of = |all: &[Dim]| if all.is_empty() { unit } else { sum(all) };
     let (before, all) = match place.cut {
@@ -186,7 +196,8 @@ fn expected_tensor(
     };
     let is_stack = matches!(place.cut, TensorCut::Expert { .. });
     let stack = is_stack.then(|| StackIndex { index: expert.unwrap_or(0) as usize, n: n_experts(spec) as usize });
-    let weave = |(run, before, all)| InterleavedRows { run: length(run, spec), before: sum(before), period: sum(all) };
+    let weave =
+        |(run, before, all)| InterleavedRows { run: length(run, spec, layer), before: sum(before), period: sum(all) };
     let woven = place.woven.map(weave);
     let (file, is_turned, cut_by) = (in_layer(prefix, place.file), place.is_turned, cut_by(row.dims));
     let source = StoredTensor { file, stack, shape, before, all, is_turned, woven, cut_by };
@@ -206,21 +217,23 @@ fn cut_by(dims: [Dim; 2]) -> [Option<CutUnit>; 2] {
         Dim::Vocab => Some(CutUnit::Vocabulary),
         Dim::One | Dim::Hidden | Dim::OneHead | Dim::OneOfHeads => None,
         Dim::OneKey | Dim::OneValue | Dim::ValuesOfKey | Dim::HeadsOfKey | Dim::Taps => None,
-        Dim::ExpertInner | Dim::Experts | Dim::Context => None,
+        Dim::ExpertInner | Dim::Experts | Dim::Context | Dim::LayerInput | Dim::LayerInputs => None,
     };
     if dims[0] == Dim::One { [None, None] } else { dims.map(of_dim) }
 }
 
-fn length(dim: Dim, spec: &ModelSpec) -> usize {
-    let heads = |n: u32| n as usize * spec.head_dim as usize;
+fn length(dim: Dim, spec: &ModelSpec, layer: Option<u32>) -> usize {
+    let layer = layer.map_or(&LayerSpec::EMPTY, |layer| &spec.layers[layer as usize]);
+    let kv_heads = spec.kv_heads_of(layer);
+    let heads = |n: u32| n as usize * kv_heads.dim as usize;
     let state = |of: fn(&RecurrenceSpec) -> u32| spec.recurrence().as_ref().map_or(0, of);
     let length = match dim {
         Dim::One => 1,
         Dim::Hidden => spec.hidden,
         Dim::Heads => return heads(spec.n_heads),
-        Dim::KvHeads => return heads(spec.n_kv_heads),
-        Dim::OneHead => spec.head_dim,
-        Dim::Inner => spec.inner,
+        Dim::KvHeads => return heads(kv_heads.n),
+        Dim::OneHead => kv_heads.dim,
+        Dim::Inner => spec.inner_of(layer),
         Dim::OneOfHeads => spec.n_heads,
         Dim::SharedInner => spec.experts.map_or(0, |experts| experts.shared),
         Dim::ExpertInner => spec.experts.map_or(0, |experts| experts.inner),
@@ -236,6 +249,8 @@ fn length(dim: Dim, spec: &ModelSpec) -> usize {
         Dim::Taps => spec.state_mixer().map_or(0, |mixer| mixer.taps()),
         Dim::Context => spec.context,
         Dim::Vocab => spec.vocab,
+        Dim::LayerInput => spec.layer_input,
+        Dim::LayerInputs => spec.layer_input * spec.n_layers,
     };
     length as usize
 }

@@ -16,6 +16,9 @@ pub enum Dim {
     Experts,
     Context,
     Vocab,
+    /// The width of each layer's own input, and that of all layers together.
+    LayerInput,
+    LayerInputs,
     /// All heads of Q or K of recurrent layers, and all of V.
     Keys,
     Values,
@@ -202,6 +205,7 @@ pub const GATE_UP_FILES: [&str; 2] = ["mlp.gate_up_proj.weight", "ffn_up.weight"
 
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
 pub const POSITIONS: &str = "model.embed_positions.weight";
+pub const LAYER_INPUTS: &str = "model.embed_tokens_per_layer.weight";
 pub const NORM: &str = "model.norm.weight";
 pub const NORM_BIAS: &str = "model.norm.bias";
 pub const HEAD: &str = "lm_head.weight";

@@ -49,18 +49,24 @@ pub(super) struct GgufVocabulary<'a> {
 pub(super) enum ModelRules<'a> {
     /// `gpt2`: bytes are merged in the order of a list.
     ByteLevel { recipe: PretokenizerRecipe, merges: Vec<(&'a str, &'a str)> },
-    /// `llama`: characters are merged in the order of scores; unknown ones fall back to bytes.
-    SentencePiece { scores: Vec<f64>, add_space_prefix: bool },
+    /// `llama`, `gemma4`: characters are merged in an order; unknown ones fall back to bytes.
+    SentencePiece { order: MergeOrder<'a>, add_space_prefix: bool },
     /// `bert`: the longest known parts of a word.
     WordPiece(WordPieceRules),
     /// `t5`: the tokens with the highest sum of scores.
     Unigram(UnigramRules),
 }
 
+/// The order in which characters are merged: that of scores, or that of a list.
+pub(super) enum MergeOrder<'a> {
+    Scores(Vec<f64>),
+    Listed(Vec<(&'a str, &'a str)>),
+}
+
 impl<'a> GgufVocabulary<'a> {
     pub fn read(gguf: &Gguf, bytes: &'a [u8]) -> std::result::Result<GgufVocabulary<'a>, ParseError> {
         let model = match gguf.text(bytes, "tokenizer.ggml.model")? {
-            Some(model @ ("gpt2" | "llama" | "bert" | "t5")) => model,
+            Some(model @ ("gpt2" | "llama" | "gemma4" | "bert" | "t5")) => model,
             Some(other) => return ParseError::unsupported(format!("the tokenizer model {other}")),
             None => return ParseError::malformed("the file has no tokenizer"),
         };
@@ -90,9 +96,13 @@ impl<'a> GgufVocabulary<'a> {
             (Some(recipe), _) => ModelRules::ByteLevel { recipe, merges: read_merges(gguf, bytes, &ids)? },
             (None, "bert") => ModelRules::WordPiece(WordPieceRules::read(gguf, n_vocab)?),
             (None, "t5") => ModelRules::Unigram(UnigramRules::read(gguf, bytes, read_scores(gguf, bytes, n_vocab)?)?),
-            (None, _) => {
-                let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-                ModelRules::SentencePiece { scores: read_scores(gguf, bytes, n_vocab)?, add_space_prefix }
+            (None, model) => {
+                let order = match model {
+                    "gemma4" => MergeOrder::Listed(read_merges(gguf, bytes, &ids)?),
+                    _ => MergeOrder::Scores(read_scores(gguf, bytes, n_vocab)?),
+                };
+                let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(model != "gemma4");
+                ModelRules::SentencePiece { order, add_space_prefix }
             }
         };
         let (before, after) = match &rules {
@@ -139,9 +149,9 @@ impl<'a> GgufVocabulary<'a> {
                 let cuts = recipe.pre_tokenizer().map_err(failed)?;
                 (normalizers, cuts, bpe(self.byte_level_bpe(*recipe, merges))?)
             }
-            ModelRules::SentencePiece { scores, add_space_prefix } => {
+            ModelRules::SentencePiece { order, add_space_prefix } => {
                 let normalizers = space_normalizers(*add_space_prefix).map_err(failed)?;
-                (normalizers, PipelinePreTokenizer::None, bpe(self.sentence_piece_bpe(scores))?)
+                (normalizers, PipelinePreTokenizer::None, bpe(self.sentence_piece_bpe(order))?)
             }
             ModelRules::WordPiece(rules) => {
                 let model = self.word_piece_model(*rules).map_err(failed)?;
@@ -186,21 +196,25 @@ impl<'a> GgufVocabulary<'a> {
         let missing = missing_bytes(used).into_iter().zip(self.tokens.len() as Token..);
         BpeConfig {
             vocab: self.merged_tokens().chain(missing).collect(),
-            merges: merges.iter().map(|(left, right)| ((*left).to_owned(), (*right).to_owned())).collect(),
+            merges: owned_pairs(merges),
             byte_level: true,
             ignore_merges: recipe.ignore_merges,
             ..BpeConfig::default()
         }
     }
 
-    pub fn sentence_piece_bpe(&self, scores: &[f64]) -> BpeConfig {
+    pub fn sentence_piece_bpe(&self, order: &MergeOrder<'_>) -> BpeConfig {
         let unknown = self.kinds.iter().position(|kind| *kind == KIND_UNKNOWN);
         let has_byte = |byte: u8| self.ids.contains_key(format!("<0x{byte:02X}>").as_str());
         let mut mergeable = self.ids.clone();
         mergeable.retain(|_, id| self.kinds[*id as usize] != KIND_UNUSED);
+        let merges = match order {
+            MergeOrder::Scores(scores) => scores::merges(&self.tokens, scores, &mergeable),
+            MergeOrder::Listed(all) => owned_pairs(all),
+        };
         BpeConfig {
             vocab: self.merged_tokens().collect(),
-            merges: scores::merges(&self.tokens, scores, &mergeable)
+            merges: merges
                 .into_iter()
                 .filter(|(left, right)| mergeable.contains_key(format!("{left}{right}").as_str()))
                 .collect(),
@@ -210,6 +224,10 @@ impl<'a> GgufVocabulary<'a> {
             ..BpeConfig::default()
         }
     }
+}
+
+fn owned_pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|(left, right)| ((*left).to_owned(), (*right).to_owned())).collect()
 }
 
 /// Words begin with `▁`, which stands for the space before them; the first word of a text may get one.

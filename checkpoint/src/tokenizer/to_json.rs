@@ -28,10 +28,10 @@ impl GgufVocabulary<'_> {
                 let pre_tokenizer = json!({ "type": "Sequence", "pretokenizers": cuts });
                 (normalizer, pre_tokenizer, byte_level(), self.bpe_model(self.byte_level_bpe(*recipe, merges)))
             }
-            ModelRules::SentencePiece { scores, add_space_prefix } => {
+            ModelRules::SentencePiece { order, add_space_prefix } => {
                 let (normalizer, decoder) =
                     (space_normalizer_json(*add_space_prefix), space_decoder_json(*add_space_prefix));
-                (normalizer, Value::Null, decoder, self.bpe_model(self.sentence_piece_bpe(scores)))
+                (normalizer, Value::Null, decoder, self.bpe_model(self.sentence_piece_bpe(order)))
             }
             ModelRules::WordPiece(rules) => {
                 let decoder = json!({ "type": "WordPiece", "prefix": "##", "cleanup": true });

@@ -152,12 +152,14 @@ impl StageCutter<'_> {
     /// The furthest end of a stage that starts here. Leaves a layer for each later stage; the last must end the model.
     fn reach(&self, stage: u16, start: u32, pace: f64, n_blocks: u64) -> Option<u32> {
         let n_layers = self.measure.shape.n_layers;
-        let end_max = n_layers - u32::from(self.pp() - 1 - stage);
         let can = |end| self.assign_stage(stage, start..end, n_blocks).is_some_and(|dealt| dealt.time <= pace);
         if stage + 1 == self.pp() {
             return can(n_layers).then_some(n_layers);
         }
-        last_layer_that(start + 1, end_max, can)
+        let cuts = self.measure.shape.cuts();
+        let end_max = cuts.at(cuts.n() - u32::from(self.pp() - 1 - stage));
+        let end = cuts.last_to(last_layer_that(start + 1, end_max, can)?);
+        (end > start).then_some(end)
     }
 
     /// The same pace with the work spread: each stage ends as near to its proportional part as the others allow.
@@ -168,7 +170,10 @@ impl StageCutter<'_> {
         for stage in 0..self.pp() - 1 {
             let end_max = self.reach(stage, start, pace, n_blocks)?;
             let end_min = starts[usize::from(stage) + 1].max(start + 1);
-            start = self.due_end(stage).clamp(end_min.min(end_max), end_max);
+            let due = self.due_end(stage).clamp(end_min.min(end_max), end_max);
+            let before = self.measure.shape.cuts().last_to(due);
+            start =
+                if before > start && before >= end_min { before } else { self.measure.shape.cuts().first_from(due) };
             ends.push(start);
         }
         ends.push(self.reach(self.pp() - 1, start, pace, n_blocks)?);
@@ -182,7 +187,13 @@ impl StageCutter<'_> {
         for stage in (1..self.pp()).rev() {
             let can =
                 |back: u32| self.assign_stage(stage, end - back..end, n_blocks).is_some_and(|dealt| dealt.time <= pace);
-            end -= last_layer_that(1, end.checked_sub(u32::from(stage))?, can)?;
+            let cuts = self.measure.shape.cuts();
+            let start_min = cuts.at(u32::from(stage) - 1);
+            let start = cuts.first_from(end - last_layer_that(1, end.checked_sub(start_min)?, can)?);
+            if start >= end {
+                return None;
+            }
+            end = start;
             starts[usize::from(stage)] = end;
         }
         Some(starts)

@@ -62,7 +62,9 @@ fn nearest(
     let n_requested = u32::from(requested.tp) * u32::from(requested.pp);
     let leaves = |grid: &Grid| match why {
         UnplaceableReason::Heads { .. } => grid.pp != requested.pp,
-        UnplaceableReason::Layers { .. } | UnplaceableReason::Stages { .. } => grid.tp != requested.tp,
+        UnplaceableReason::Layers { .. } | UnplaceableReason::Joined { .. } | UnplaceableReason::Stages { .. } => {
+            grid.tp != requested.tp
+        }
         _ => false,
     };
     let away = |grid: &Grid| (u32::from(grid.n_ranks()).abs_diff(n_requested), grid.tp.abs_diff(requested.tp));
@@ -110,6 +112,10 @@ fn check(
     }
     if u32::from(pp) > n_layers {
         return Err(UnplaceableReason::Layers { pp, n_layers });
+    }
+    let n_stages = measure.shape.cuts().n() + 1;
+    if u32::from(pp) > n_stages {
+        return Err(UnplaceableReason::Joined { pp, n_stages });
     }
     if pp > STAGES_MAX {
         return Err(UnplaceableReason::Stages { pp });

@@ -3,7 +3,7 @@
 
 use checkpoint::{Checkpoint, LayerSizes, ModelSizes, ModelSpec, StateHeads};
 use std::ops::Range;
-use types::{CacheGroup, DeviceClass, GridPlace, KvDtype, LayerGroups, Leaves, RankPart, Shares};
+use types::{CacheGroup, DeviceClass, GridPlace, KvDtype, KvLayout, LayerGroups, Leaves, RankPart, Shares};
 
 /// The properties of a model that placement needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct ModelShape {
     pub states: Option<StateHeads>,
     /// What each of its layers keeps of earlier positions.
     pub cache: LayerGroups,
+    /// Layers that must be on one stage.
+    pub joined: Range<u32>,
     /// As stored in the file; packing adds only padding.
     pub sizes: ModelSizes,
     /// Bytes of a draft model and its KV cache, which the rank that samples holds beside its part.
@@ -44,6 +46,10 @@ impl ModelShape {
         ModelShape::from_sizes(checkpoint.spec(), checkpoint.sizes())
     }
 
+    pub(crate) fn cuts(&self) -> LayerCuts<'_> {
+        LayerCuts { joined: &self.joined, n_layers: self.n_layers }
+    }
+
     /// The shape of a model that is known by its spec and the sizes of its parts.
     pub fn from_sizes(spec: &ModelSpec, sizes: ModelSizes) -> ModelShape {
         ModelShape {
@@ -62,9 +68,43 @@ impl ModelShape {
             }),
             states: spec.state_heads(),
             cache: spec.cache_groups(),
+            joined: spec.joined_layers(),
             sizes,
             draft: 0,
         }
+    }
+}
+
+/// The layers at which a stage may end and the next begin: all but those within the joined ones.
+pub(crate) struct LayerCuts<'a> {
+    joined: &'a Range<u32>,
+    n_layers: u32,
+}
+
+impl LayerCuts<'_> {
+    pub fn n(&self) -> u32 {
+        self.n_layers.saturating_sub(1 + (self.joined.len() as u32).saturating_sub(1))
+    }
+
+    /// The cut of this number, or the end of the model.
+    pub fn at(&self, i: u32) -> u32 {
+        let is_before = i < self.joined.start;
+        let layer = i + if is_before { 1 } else { (self.joined.len() as u32).max(1) };
+        layer.min(self.n_layers)
+    }
+
+    fn is_within(&self, layer: u32) -> bool {
+        self.joined.start < layer && layer < self.joined.end
+    }
+
+    /// The last cut up to a layer.
+    pub fn last_to(&self, layer: u32) -> u32 {
+        if self.is_within(layer) { self.joined.start } else { layer }
+    }
+
+    /// The first cut from a layer on.
+    pub fn first_from(&self, layer: u32) -> u32 {
+        if self.is_within(layer) { self.joined.end } else { layer }
     }
 }
 
@@ -96,6 +136,8 @@ pub(crate) struct PartMeasurer<'a> {
     down_proj: Leaves,
     /// Of heads with a state, and the columns of each.
     states: Option<(Leaves, u32)>,
+    /// The same of each cache group's attention, whose heads may be longer than the model's.
+    groups: Vec<(Leaves, u32)>,
     /// `before[i]` is the sum of the layers before layer i.
     before: Vec<LayerSizes>,
     kv_dtype: KvDtype,
@@ -112,7 +154,13 @@ impl<'a> PartMeasurer<'a> {
         let o_proj = Leaves::o_proj(class, shape.n_heads, shape.head_dim);
         let down_proj = Leaves::down_proj(class, shape.inner);
         let states = shape.states.map(|of| (of.leaves(class), of.dim));
-        PartMeasurer { shape, class, o_proj, down_proj, states, before, kv_dtype }
+        let dim = |group: &CacheGroup| match group.layout {
+            KvLayout::Heads { k, .. } => k,
+            KvLayout::State { .. } => shape.head_dim,
+        };
+        let dims = shape.cache.groups().iter().map(dim);
+        let groups = dims.map(|dim| (Leaves::o_proj(class, shape.n_heads, dim), dim)).collect();
+        PartMeasurer { shape, class, o_proj, down_proj, states, groups, before, kv_dtype }
     }
 
     /// The smallest runs of heads that a rank can own.
@@ -122,14 +170,18 @@ impl<'a> PartMeasurer<'a> {
 
     pub fn part(&self, part: &RankPart) -> PartSizes {
         let heads = part.owned_heads(&self.o_proj, self.shape.head_dim);
-        let kv_heads = self.kv_heads(&heads);
+        let kv_heads = self.kv_heads(&heads, self.shape.n_kv_heads);
         let layers = self.layers(part, &heads, &kv_heads);
         let outer = self.outer(part);
         let head_rows = if part.is_last() { self.rows(part, self.head_bytes()) } else { 0 };
         let n_states = self.states.as_ref().map_or(0, |(leaves, dim)| part.owned_heads(leaves, *dim).len());
-        let n_heads = |group: &CacheGroup| if group.is_state() { n_states } else { kv_heads.len() };
-        let page = |group: &CacheGroup| group.rank_layout(n_heads(group) as u32).page_bytes(self.kv_dtype);
-        let pages = self.shape.cache.groups().iter().map(page);
+        let n_heads = |group: &CacheGroup, (leaves, dim): &(Leaves, u32)| match group.layout {
+            KvLayout::State { .. } => n_states,
+            KvLayout::Heads { n, .. } => self.kv_heads(&part.owned_heads(leaves, *dim), n).len(),
+        };
+        let page =
+            |(group, of): (&CacheGroup, _)| group.rank_layout(n_heads(group, of) as u32).page_bytes(self.kv_dtype);
+        let pages = self.shape.cache.groups().iter().zip(&self.groups).map(page);
         let n_layers = self.shape.cache.n_layers(&part.layers);
         let draft = if part.is_sampler() { self.shape.draft } else { 0 };
         PartSizes {
@@ -151,12 +203,13 @@ impl<'a> PartMeasurer<'a> {
         self.part(&RankPart { place, layers, shares: Shares::even(1), n_stages })
     }
 
-    fn kv_heads(&self, heads: &Range<u32>) -> Range<u32> {
-        let per_kv = (self.shape.n_heads / self.shape.n_kv_heads.max(1)).max(1);
+    /// The KV heads that these query heads read, of `n` in a layer.
+    fn kv_heads(&self, heads: &Range<u32>, n: u32) -> Range<u32> {
+        let per_kv = (self.shape.n_heads / n.max(1)).max(1);
         let start = heads.start / per_kv;
         match heads.is_empty() {
             true => start..start,
-            false => start..heads.end.div_ceil(per_kv).min(self.shape.n_kv_heads),
+            false => start..heads.end.div_ceil(per_kv).min(n),
         }
     }
 
@@ -179,7 +232,8 @@ impl<'a> PartMeasurer<'a> {
         let sizes = &self.shape.sizes;
         // One matrix is both embedding and head if one rank has both.
         let tied_here = part.is_first() && sizes.head == 0;
-        let embedding = if part.is_first() { self.rows(part, sizes.embedding) } else { 0 };
+        let tables = sizes.embedding + sizes.layer_inputs;
+        let embedding = if part.is_first() { self.rows(part, tables) } else { 0 };
         let head = if part.is_last() && !tied_here { self.rows(part, self.head_bytes()) } else { 0 };
         let replicated = if part.is_last() { sizes.norm } else { 0 };
         LayerSizes { heads: embedding, mlp: head, replicated, ..LayerSizes::default() }

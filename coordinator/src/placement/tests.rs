@@ -26,7 +26,13 @@ fn smol() -> ModelShape {
         experts: None,
         states: None,
         cache: LayerGroups::alike(30, HEADS),
-        sizes: ModelSizes { embedding: 9 * layer.total(), layers: vec![layer; 30], norm: 2304, head: 0 },
+        joined: 0..0,
+        sizes: ModelSizes {
+            embedding: 9 * layer.total(),
+            layers: vec![layer; 30],
+            norm: 2304,
+            ..ModelSizes::default()
+        },
         draft: 0,
     }
 }
@@ -394,7 +400,7 @@ fn predictions_hold_what_was_measured() {
     let default = predicted(&smol());
     assert!(holds(default, 150.0) && default.high / default.low < 2.3, "{default}");
     let layer = LayerSizes { heads: 32_768, kv_heads: 16_384, mlp: 98_304, experts: 0, replicated: 512 };
-    let sizes = ModelSizes { embedding: 81_920, layers: vec![layer; 2], norm: 256, head: 0 };
+    let sizes = ModelSizes { embedding: 81_920, layers: vec![layer; 2], norm: 256, ..ModelSizes::default() };
     let cache = LayerGroups::alike(2, KvLayout::heads(2, 16));
     let small = ModelShape { n_layers: 2, hidden: 64, n_heads: 4, n_kv_heads: 2, head_dim: 16, ..smol() };
     let tiny = predicted(&ModelShape { inner: 128, vocab: 320, cache, sizes, ..small });
@@ -441,6 +447,7 @@ impl Random {
         // None, each third or all of them with a window.
         let (window, period) = (1 + self.below(300) as u32, [n_layers + 1, 3, 1][self.below(3) as usize]);
         let head = if self.below(2) == 0 { 0 } else { self.below(1 << 22) };
+        let layer_inputs = if self.below(3) == 0 { self.below(1 << 22) } else { 0 };
         let shape = ModelShape {
             n_layers,
             hidden: 256,
@@ -453,7 +460,8 @@ impl Random {
             experts,
             states: None,
             cache: LayerGroups::alike(n_layers, HEADS),
-            sizes: ModelSizes { embedding: self.below(1 << 22), layers, norm: 1024, head },
+            joined: self.joined(n_layers),
+            sizes: ModelSizes { embedding: self.below(1 << 22), layers, norm: 1024, layer_inputs, head },
             draft: 0,
         };
         let heads = KvLayout::heads(n_kv_heads, shape.head_dim);
@@ -463,6 +471,13 @@ impl Random {
         let layout = |layer: u32| if layer % period == period - 1 { other } else { heads };
         let states = other.is_state().then_some(states);
         ModelShape { cache: LayerGroups::of((0..n_layers).map(layout)), states, ..shape }
+    }
+
+    /// None in two models of three.
+    fn joined(&mut self, n_layers: u32) -> std::ops::Range<u32> {
+        let start = self.below(n_layers.into()) as u32;
+        let end = start + self.below(u64::from(n_layers - start) + 1) as u32;
+        if self.below(3) == 0 && start + 1 < end { start..end } else { 0..0 }
     }
 
     fn machines(&mut self, n: u64, memory: u64) -> Vec<Machine> {
@@ -528,6 +543,8 @@ fn check_blueprint(plan: &Blueprint, machines: &[Machine], shape: &ModelShape, p
         let tokens = plan.pools.iter().zip(has_layers).map(|(pool, has)| u64::from(has) * pool.n_tokens());
         assert_eq!(shard.kv_tokens, tokens.collect::<Vec<_>>());
     }
+    let is_within = |layer: u32| shape.joined.start < layer && layer < shape.joined.end;
+    assert!(!plan.shards.iter().any(|shard| is_within(shard.layers.start)), "joined layers are on one stage: {plan}");
     for stage in plan.shards.chunks(usize::from(policy.grid.tp)) {
         assert_eq!((stage[0].heads.start, stage[stage.len() - 1].heads.end), (0, shape.n_heads));
         assert!(stage.windows(2).all(|pair| pair[0].heads.end == pair[1].heads.start));
@@ -549,6 +566,10 @@ fn check_refusal(error: &Unplaceable, machines: &[Machine], shape: &ModelShape, 
         UnplaceableReason::Heads { tp, n_leaves } => assert!(u32::from(*tp) > *n_leaves && *n_leaves <= shape.n_heads),
         UnplaceableReason::Layers { pp, n_layers } => {
             assert!(u32::from(*pp) > *n_layers && *n_layers == shape.n_layers)
+        }
+        UnplaceableReason::Joined { pp, n_stages } => {
+            let n_joined = shape.joined.len() as u32;
+            assert!(u32::from(*pp) > *n_stages && *n_stages == shape.n_layers + 1 - n_joined)
         }
         UnplaceableReason::Context { requested, model } => assert!(requested > model),
         other => panic!("{other:?}"),

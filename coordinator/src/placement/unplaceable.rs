@@ -32,6 +32,8 @@ pub enum UnplaceableReason {
     Heads { tp: u16, n_leaves: u32 },
     #[error("pp {pp} exceeds the model's {n_layers} layers")]
     Layers { pp: u16, n_layers: u32 },
+    #[error("the model cannot be split into pp {pp}: layers that belong together leave at most {n_stages} stages")]
+    Joined { pp: u16, n_stages: u32 },
     #[error("pp {pp} exceeds the limit of {STAGES_MAX} stages: a rank queues one step per stage, and no more")]
     Stages { pp: u16 },
     #[error("the requested context of {requested} exceeds the model's {model}: set at most {model}")]

@@ -45,6 +45,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         states: None,
         cache: LayerGroups::alike(1, KvLayout::heads(1, 1)),
         sizes: ModelSizes::default(),
+        joined: 0..0,
         draft: 0,
     };
     let policy = PlacementPolicy {

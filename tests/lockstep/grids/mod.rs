@@ -24,12 +24,14 @@ const FEW_BLOCKS: u32 = 50;
 const GRID_MAX: u16 = 4;
 
 /// One checkpoint of each family, both kinds of file for models with experts, and weights of bf16.
-const FAMILIES: [&str; 17] = [
+const FAMILIES: [&str; 19] = [
     WIDE,
     "llama-bf16-odd",
     "gguf-llama3",
     "gguf-gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4-global",
     "gguf-gpt2",
     "gguf-phi3",
     "gguf-qwen2",
@@ -117,7 +119,7 @@ async fn grids_of_four_ranks_per_stage() {
 
 /// The factors: family, tp - 1, pp - 1, wire, workers, cut, activations, type of cache.
 const N_VALUES: [usize; 8] = [FAMILIES.len(), GRID_MAX as usize, GRID_MAX as usize, 2, 2, 2, 2, 3];
-const RUNS_MAX: usize = 64;
+const RUNS_MAX: usize = 72;
 /// The number of blocks if all parts are equal; otherwise memory is plenty.
 const COVER_BLOCKS: u32 = 36;
 const WIRES: [WireChoice; 2] = [WireChoice::Memory, WireChoice::Socket];

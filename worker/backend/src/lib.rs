@@ -19,9 +19,9 @@ pub use error::Error;
 pub use ops::{
     Attention, AttentionCall, AttentionHeads, BatchLimits, BlockMemory, ChangeBlocks, Clamp, ConvolutionCall,
     ConvolvedChannels, Device, Draw, DrawError, DrawMask, DrawsInFlight, ElementOp, Expert, ExpertStack, Experts, Gate,
-    KvPages, KvSpec, Linear, Memory, MlpActivation, PackedBytes, PassStats, Pointwise, Recurrence, RecurrenceCall,
-    RecurrentHeads, RecurrentWeights, RopeStyle, Routing, RunOutcome, Sample, ScoreRequest, Scoring, StateRule,
-    Weights,
+    HeadNorms, KvPages, KvSpec, Linear, Memory, MlpActivation, PackedBytes, PassStats, Pointwise, Recurrence,
+    RecurrenceCall, RecurrentHeads, RecurrentWeights, RopeStyle, Routing, RunOutcome, Sample, ScoreRequest, Scoring,
+    StateRule, Weights,
 };
 pub use pass::{Batch, BlockTables, GroupBlockTables, Pass, PassSlice, Rows};
 pub use stored::StoredMatrix;

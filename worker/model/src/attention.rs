@@ -7,14 +7,16 @@ use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
 use crate::limits::PassLimits;
 use crate::spread::{GatheredRows, parts_of_stage};
 use crate::weights::{MatrixRows, WeightLoader};
-use backend::{AttentionCall, AttentionHeads, Device, Memory};
-use checkpoint::{LayerSpec, ModelSpec, PositionEncoding, QueryKeyNorms};
+use backend::{AttentionCall, AttentionHeads, Device, HeadNorms, Memory};
+use checkpoint::{KvHeads, LayerSpec, MixerSpec, ModelSpec, PositionEncoding, QueryKeyNorms};
 use std::ops::Range;
 use types::{DeviceClass, RankPart};
 
 pub struct SelfAttention<M: Memory> {
     qkv: ColumnParallel<M>, // q_proj, k_proj, v_proj [(n_heads + 2 * n_kv_heads) * head_dim, hidden]
     norms: QueryKeyNorm<M>,
+    /// Which of the buffers it works in.
+    shape: usize,
     /// A score for each of this rank's query heads. [n_heads]
     sinks: Option<M::Vector>,
     /// The output is multiplied by its sigmoid.
@@ -35,7 +37,10 @@ enum QueryKeyNorm<M: Memory> {
 
 struct NormPair<M: Memory> {
     q: M::Vector,
+    /// That of Q, where K is another layer's.
     k: M::Vector,
+    /// Ones, where each head of V is divided by its root mean square.
+    v: Option<M::Vector>,
     eps: f32,
 }
 
@@ -46,12 +51,16 @@ struct CrossRankNorm<M: Memory> {
     ranks: Vec<[Range<usize>; 2]>,
 }
 
-/// The buffers that attention works in.
+/// The buffers that attention works in, for each shape of heads.
 pub struct AttentionScratch<M: Memory> {
+    shapes: Vec<HeadsScratch<M>>,
+    wide: Option<CrossRankScratch<M>>,
+}
+
+struct HeadsScratch<M: Memory> {
     qkv: M::Buffer,          // [rows_max, (n_heads + 2 * n_kv_heads) * head_dim]
     attended: M::Buffer,     // [rows_max, n_heads * head_dim]
     gate: Option<M::Buffer>, // the same
-    wide: Option<CrossRankScratch<M>>,
 }
 
 /// Q and K of all ranks.
@@ -61,26 +70,42 @@ struct CrossRankScratch<M: Memory> {
     k: M::Buffer, // [rows_max, n_kv_heads * head_dim of the model]
 }
 
-/// Returns the heads of a whole layer without a window.
-pub fn heads(spec: &ModelSpec) -> AttentionHeads {
-    let head_dim = spec.head_dim as usize;
-    let whole = AttentionHeads::whole(spec.n_heads as usize, spec.n_kv_heads as usize, head_dim, spec.attention.scale);
-    AttentionHeads { cap: spec.attention.cap, ..whole }
+/// Returns the heads of a whole layer, apart from its window.
+pub fn heads(spec: &ModelSpec, layer: &LayerSpec) -> AttentionHeads {
+    let KvHeads { n, dim, .. } = spec.kv_heads_of(layer);
+    let whole = AttentionHeads::whole(spec.n_heads as usize, n as usize, dim as usize, spec.attention.scale);
+    AttentionHeads { cap: spec.attention.cap, is_reader: layer.kv_of.is_some(), ..whole }
+}
+
+/// Returns each shape of heads that some layer has.
+pub fn shapes(spec: &ModelSpec) -> Vec<AttentionHeads> {
+    let mut shapes = Vec::new();
+    for layer in spec.layers.iter().filter(|layer| layer.mixer == MixerSpec::Attention) {
+        let heads = heads(spec, layer);
+        if !shapes.contains(&heads) {
+            shapes.push(heads);
+        }
+    }
+    shapes
 }
 
 impl<M: Memory> SelfAttention<M> {
     /// `layer` is its number in the model.
     pub fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, layer: usize) -> Result<SelfAttention<M>> {
         let of: &LayerSpec = &spec.layers[layer];
-        let (hidden, whole) = (spec.hidden as usize, heads(spec));
+        let (hidden, whole) = (spec.hidden as usize, heads(spec, of));
         let OwnedHeads { query, kv, leaves, heads } = OwnedHeads::of(at.device().class(), at.part(), whole);
         let q = MatrixRows { name: "q_proj", n: whole.n_heads * whole.head_dim, owned: query.clone() };
         let k = MatrixRows { name: "k_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv.clone() };
         let gate = MatrixRows { name: "g_proj", n: whole.n_heads * whole.head_dim, owned: query.clone() };
-        let v = MatrixRows { name: "v_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv };
+        let name = if spec.kv_heads_of(of).values_are_keys { "k_proj" } else { "v_proj" };
+        let v = MatrixRows { name, n: whole.n_kv_heads * whole.head_dim, owned: kv };
+        let qkv = if whole.is_reader { vec![q] } else { vec![q, k, v] };
+        let of_cache = of.kv_of.unwrap_or(layer as u32);
         Ok(SelfAttention {
-            qkv: ColumnParallel::load(at, hidden, &[q, k, v])?,
-            norms: QueryKeyNorm::load(at, spec)?,
+            qkv: ColumnParallel::load(at, hidden, &qkv)?,
+            norms: QueryKeyNorm::load(at, spec, whole)?,
+            shape: shapes(spec).iter().position(|shape| *shape == whole).unwrap_or(0),
             sinks: match spec.attention.has_sinks {
                 true => Some(at.vector_part("sinks", whole.n_heads, heads_of_rows(&query, whole.head_dim))?),
                 false => None,
@@ -92,7 +117,7 @@ impl<M: Memory> SelfAttention<M> {
             output: RowParallel::load(at, "o_proj", hidden, &leaves)?,
             heads: AttentionHeads { window: of.window.map(|window| window as usize), ..heads },
             positions: of.positions,
-            place: spec.cache_groups().place(&at.part().layers, layer as u32),
+            place: spec.cache_groups().place(&at.part().layers, of_cache),
         })
     }
 
@@ -121,21 +146,26 @@ fn columns_of_ranks(class: DeviceClass, part: &RankPart, whole: AttentionHeads) 
 }
 
 impl<M: Memory> QueryKeyNorm<M> {
-    fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec) -> Result<QueryKeyNorm<M>> {
+    fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, whole: AttentionHeads) -> Result<QueryKeyNorm<M>> {
         let eps = spec.norm_eps;
         match spec.attention.query_key_norms {
             QueryKeyNorms::None => Ok(QueryKeyNorm::None),
             QueryKeyNorms::Heads => {
-                let norm = |name| at.vector_plus(name, spec.head_dim as usize, spec.norm_offset);
-                Ok(QueryKeyNorm::Heads(NormPair { q: norm("q_norm")?, k: norm("k_norm")?, eps }))
+                let norm = |name| at.vector_plus(name, whole.head_dim, spec.norm_offset);
+                let k = norm(if whole.is_reader { "q_norm" } else { "k_norm" })?;
+                let v = match spec.attention.norms_values && !whole.is_reader {
+                    true => Some(at.vector("v_norm.weight", &vec![1.0; whole.head_dim])?),
+                    false => None,
+                };
+                Ok(QueryKeyNorm::Heads(NormPair { q: norm("q_norm")?, k, v, eps }))
             }
             QueryKeyNorms::Projection => {
-                let (part, whole) = (at.part(), heads(spec));
+                let part = at.part();
                 let ranks = columns_of_ranks(at.device().class(), part, whole);
                 let [query, kv] = ranks[usize::from(part.place.tp)].clone();
                 let [n_q, n_k] = [whole.n_heads, whole.n_kv_heads].map(|n| n * whole.head_dim);
                 let q = at.vector_part("q_norm.weight", n_q, query)?;
-                let own = NormPair { q, k: at.vector_part("k_norm.weight", n_k, kv)?, eps };
+                let own = NormPair { q, k: at.vector_part("k_norm.weight", n_k, kv)?, v: None, eps };
                 Ok(QueryKeyNorm::Projection(CrossRankNorm { own, ranks }))
             }
         }
@@ -156,16 +186,28 @@ impl<M: Memory> CrossRankScratch<M> {
 
 impl<M: Memory> AttentionScratch<M> {
     pub fn new(all: &WeightLoader<'_, M>, spec: &ModelSpec, limits: PassLimits) -> Result<AttentionScratch<M>> {
-        let whole = heads(spec);
+        let shapes = shapes(spec);
+        let wide = match (spec.attention.query_key_norms, shapes.first()) {
+            (QueryKeyNorms::Projection, Some(whole)) => Some(CrossRankScratch::new(all, *whole, limits)?),
+            _ => None,
+        };
+        let of_shape = |whole: &AttentionHeads| HeadsScratch::new(all, *whole, spec.attention.has_gate, limits);
+        Ok(AttentionScratch { shapes: shapes.iter().map(of_shape).collect::<Result<_>>()?, wide })
+    }
+}
+
+impl<M: Memory> HeadsScratch<M> {
+    fn new(
+        all: &WeightLoader<'_, M>,
+        whole: AttentionHeads,
+        has_gate: bool,
+        limits: PassLimits,
+    ) -> Result<HeadsScratch<M>> {
         let heads = OwnedHeads::of(all.device().class(), all.part(), whole).heads;
         let rows = |cols| all.device().buffer(limits.rows_max, cols);
-        let wide = match spec.attention.query_key_norms {
-            QueryKeyNorms::Projection => Some(CrossRankScratch::new(all, whole, limits)?),
-            QueryKeyNorms::None | QueryKeyNorms::Heads => None,
-        };
         let width = heads.n_heads * heads.head_dim;
-        let gate = if spec.attention.has_gate { Some(rows(width)?) } else { None };
-        Ok(AttentionScratch { qkv: rows(heads.qkv_cols())?, attended: rows(width)?, gate, wide })
+        let gate = if has_gate { Some(rows(width)?) } else { None };
+        Ok(HeadsScratch { qkv: rows(heads.qkv_cols())?, attended: rows(width)?, gate })
     }
 }
 
@@ -180,10 +222,13 @@ impl<D: Device> SelfAttention<D> {
     ) -> Result<()> {
         let Ctx { device, pass, ropes, .. } = *ctx;
         let (n_rows, (group, layer)) = (ctx.n_rows(), self.place);
+        let AttentionScratch { shapes, wide } = scratch;
+        let scratch = &mut shapes[self.shape];
         self.qkv.forward(device, x, n_rows, &mut scratch.qkv); // [n_rows, qkv_cols]
-        match (&self.norms, &mut scratch.wide) {
-            (QueryKeyNorm::Heads(NormPair { q, k, eps }), _) => {
-                device.norm_heads(&mut scratch.qkv, &self.heads, q, k, *eps, n_rows);
+        match (&self.norms, wide) {
+            (QueryKeyNorm::Heads(NormPair { q, k, v, eps }), _) => {
+                let norms = HeadNorms { q, k, v: v.as_ref(), eps: *eps };
+                device.norm_heads(&mut scratch.qkv, &self.heads, &norms, n_rows);
             }
             (QueryKeyNorm::Projection(norm), Some(wide)) => norm.forward(ctx, &mut scratch.qkv, wide)?,
             _ => {}
@@ -217,7 +262,7 @@ impl<D: Device> CrossRankNorm<D> {
             let of_keys = of_q.len()..of_q.len() + of_k.len();
             device.copy_columns(from, rows, of_keys, k, 0, of_k.start);
         }
-        let NormPair { q: of_q, k: of_k, eps } = &self.own;
+        let NormPair { q: of_q, k: of_k, eps, .. } = &self.own;
         device.norm_columns(qkv, 0..own_q, q, of_q, *eps, n_rows);
         device.norm_columns(qkv, own_q..own_q + own_k, k, of_k, *eps, n_rows);
         Ok(())

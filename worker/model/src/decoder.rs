@@ -5,6 +5,7 @@
 use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::kv::KvCache;
+use crate::layer_inputs::{LayerInput, LayerInputs};
 use crate::layers::{Embedding, LmHead, Norm, Residual, run_or_replay_layers};
 use crate::limits::PassLimits;
 use crate::mixer::{Mixer, MixerScratch};
@@ -19,9 +20,11 @@ pub struct Decoder<M: Memory> {
     embed_tokens: Embedding<M>, // model.embed_tokens.weight [n_vocab, hidden]
     /// A table of learned positions, added to the embedding.
     embed_positions: Option<M::Matrix>, // model.embed_positions.weight [context, hidden]
-    blocks: Vec<Block<M>>,      // model.layers.{i}
-    norm: Norm<M>,              // model.norm [hidden]
-    lm_head: LmHead<M>,         // lm_head.weight [n_vocab, hidden], or the embedding again
+    /// The inputs that layers have of their own.
+    layer_inputs: Option<LayerInputs<M>>,
+    blocks: Vec<Block<M>>, // model.layers.{i}
+    norm: Norm<M>,         // model.norm [hidden]
+    lm_head: LmHead<M>,    // lm_head.weight [n_vocab, hidden], or the embedding again
     ropes: Ropes<M>,
     residual: Residual<M>,
     scratch: DecoderScratch<M>,
@@ -31,8 +34,12 @@ struct Block<M: Memory> {
     norms: BlockNorms<Norm<M>>, // [hidden] each
     mixer: Option<Mixer<M>>,    // self_attn or linear_attn
     mlp: Option<Mlp<M>>,        // mlp
+    /// Adds what comes of the layer's own input.
+    input: Option<LayerInput<M>>,
     /// What a sublayer's output is multiplied by.
     factor: Option<f32>,
+    /// What the stream is multiplied by behind the layer.
+    scale: Option<f32>, // layer_scalar
 }
 
 /// The buffers that a pass works in, allocated once for the largest.
@@ -60,7 +67,11 @@ impl<M: Memory> Decoder<M> {
         let n_planes = blocks.iter().map(Block::n_planes).max().unwrap_or(1);
         let n_planes_out = if form.norms.are_all_before() { 0 } else { n_planes };
         Ok(Decoder {
-            embed_tokens: embed_tokens.scaled_by(spec.factors.embedding),
+            embed_tokens,
+            layer_inputs: match spec.layer_input {
+                0 => None,
+                _ => Some(LayerInputs::load(&model, spec, limits)?),
+            },
             embed_positions,
             blocks,
             norm: Norm::load(&model, "norm", spec, form.norm_kind)?,
@@ -91,15 +102,23 @@ impl<D: Device> Decoder<D> {
         pass: &Pass<'_>,
         kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
-        let Decoder { embed_tokens, embed_positions, blocks, norm, lm_head, ropes, residual, scratch } = self;
+        let Decoder { embed_tokens, layer_inputs, embed_positions, blocks, norm, lm_head, ropes, residual, scratch } =
+            self;
         let ctx = &mut Ctx { device, ranks, pass, kv, ropes };
         embed_tokens.forward(ctx, residual)?; // [n_rows, hidden]
+        if let Some(inputs) = layer_inputs {
+            inputs.compute(ctx, residual)?; // [n_rows, n_layers * width]
+        }
         if let Some(table) = embed_positions {
             device.embed(table, 0, pass.rows.positions, residual.due()); // [n_rows, hidden]
         }
         let only_sums = blocks.iter().all(|block| !block.mixer.as_ref().is_some_and(Mixer::shares_rows));
         run_or_replay_layers(ctx, residual, only_sums, |ctx, residual| {
-            blocks.iter().try_for_each(|block| block.forward(ctx, residual, scratch))
+            blocks.iter().enumerate().try_for_each(|(i, block)| {
+                block.forward(ctx, residual, scratch)?;
+                block.finish(ctx, residual, layer_inputs.as_mut(), i, &mut scratch.out);
+                Ok(())
+            })
         })?;
         lm_head.forward(ctx, norm, residual) // [n_outputs, n_vocab]
     }
@@ -115,7 +134,15 @@ impl<M: Memory> Block<M> {
                 true => Some(Mlp::load(&at.at_path("mlp"), spec, of, form.activation)?),
                 false => None,
             },
+            input: match spec.layer_input {
+                0 => None,
+                _ => Some(LayerInput::load(at, spec)?),
+            },
             factor: spec.factors.residual,
+            scale: match form.scales_layers {
+                true => Some(at.numbers("layer_scalar", [1, 1])?[0]),
+                false => None,
+            },
         })
     }
 
@@ -150,6 +177,24 @@ impl<D: Device> Block<D> {
                 self.scale(ctx, residual);
                 Ok(())
             }
+        }
+    }
+
+    /// Behind the sublayers: adds what comes of the layer's own input, and scales the stream.
+    fn finish(
+        &self,
+        ctx: &Ctx<'_, D>,
+        residual: &mut Residual<D>,
+        inputs: Option<&mut LayerInputs<D>>,
+        i: usize,
+        out: &mut D::Buffer,
+    ) {
+        if let (Some(input), Some(inputs)) = (&self.input, inputs) {
+            input.forward(ctx, residual, inputs, i, out);
+        }
+        if let Some(scale) = self.scale {
+            let n_rows = ctx.n_rows();
+            ctx.device.map(residual.sum_with_due(ctx.device, n_rows), ElementOp::Scale(scale), n_rows);
         }
     }
 

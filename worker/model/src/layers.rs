@@ -262,47 +262,61 @@ impl<D: Device> RowParallel<D> {
 /// The beginning of a stage's stream: rows of a table that is spread over the ranks, or the previous stage's output.
 pub struct Embedding<M: Memory> {
     table: Option<EmbeddingTable<M>>,
-    factor: Option<f32>,
 }
 
-struct EmbeddingTable<M: Memory> {
-    rows: Arc<M::Matrix>, // [owned rows of the vocabulary, hidden]
+/// A table with a row for each token, spread over the ranks of a stage.
+pub struct EmbeddingTable<M: Memory> {
+    rows: Arc<M::Matrix>, // [owned rows of the vocabulary, cols]
     first: u32,
     shares: Shares,
     n_vocab: u32,
+    /// Rows are multiplied by it.
+    factor: Option<f32>,
+}
+
+impl<M: Memory> EmbeddingTable<M> {
+    /// `{name}.weight` is [n_vocab, cols].
+    pub fn load(
+        at: &WeightLoader<'_, M>,
+        name: &str,
+        n_vocab: usize,
+        cols: usize,
+        factor: Option<f32>,
+    ) -> Result<EmbeddingTable<M>> {
+        let rows = vocabulary(at, name, n_vocab, cols)?.into();
+        let (n_vocab, shares) = (n_vocab as u32, at.part().shares.clone());
+        Ok(EmbeddingTable { rows, first: at.part().owned(n_vocab).start, shares, n_vocab, factor })
+    }
+}
+
+impl<D: Device> EmbeddingTable<D> {
+    /// The pass's tokens -> out: [n_rows, cols], the same on all ranks
+    pub fn look_up(&self, ctx: &mut Ctx<'_, D>, out: &mut D::Buffer) -> Result<()> {
+        let Ctx { device, pass, ranks, .. } = ctx;
+        device.embed_pass(&self.rows, self.first, pass, out);
+        if let Some(factor) = self.factor {
+            device.map(out, ElementOp::Scale(factor), pass.n_rows());
+        }
+        let owner = |row: usize| self.shares.owner(pass.rows.tokens[row], self.n_vocab).into();
+        Ok(ranks.share_rows(device, out, owner, pass.n_rows())?)
+    }
 }
 
 impl<M: Memory> Embedding<M> {
-    pub fn load(at: &WeightLoader<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<Embedding<M>> {
-        let part = at.part();
-        if !part.is_first() {
-            return Ok(Embedding { table: None, factor: None });
-        }
-        let rows = vocabulary(at, name, n_vocab, hidden)?.into();
-        let first = part.owned(n_vocab as u32).start;
-        let table = EmbeddingTable { rows, first, shares: part.shares.clone(), n_vocab: n_vocab as u32 };
-        Ok(Embedding { table: Some(table), factor: None })
-    }
-
-    /// Multiplies rows by `factor` before the stream begins.
-    pub fn scaled_by(self, factor: Option<f32>) -> Embedding<M> {
-        Embedding { factor, ..self }
+    pub fn load(model: &WeightLoader<'_, M>, spec: &ModelSpec) -> Result<Embedding<M>> {
+        let (n_vocab, hidden, factor) = (spec.vocab as usize, spec.hidden as usize, spec.factors.embedding);
+        let load = || EmbeddingTable::load(model, "embed_tokens", n_vocab, hidden, factor);
+        Ok(Embedding { table: model.part().is_first().then(load).transpose()? })
     }
 }
 
 impl<D: Device> Embedding<D> {
     /// The pass's tokens -> the stream [n_rows, hidden]
     pub fn forward(&self, ctx: &mut Ctx<'_, D>, residual: &mut Residual<D>) -> Result<()> {
-        let Ctx { device, pass, ranks, .. } = ctx;
-        let (n_rows, out) = (pass.n_rows(), residual.begin());
-        let Some(EmbeddingTable { rows, first, shares, n_vocab }) = &self.table else {
-            return Ok(ranks.recv_rows(device, out, n_rows)?);
-        };
-        device.embed_pass(rows, *first, pass, out);
-        if let Some(factor) = self.factor {
-            device.map(out, ElementOp::Scale(factor), n_rows);
+        match &self.table {
+            Some(table) => table.look_up(ctx, residual.begin()),
+            None => Ok(ctx.ranks.recv_rows(ctx.device, residual.begin(), ctx.pass.n_rows())?),
         }
-        Ok(ranks.share_rows(device, out, |row| shares.owner(pass.rows.tokens[row], *n_vocab).into(), n_rows)?)
     }
 }
 
@@ -388,7 +402,7 @@ impl<M: Memory> LmHead<M> {
         limits: PassLimits,
     ) -> Result<(Embedding<M>, LmHead<M>)> {
         let (model, n_vocab, hidden) = (all.at_path("model"), spec.vocab as usize, spec.hidden as usize);
-        let embedding = Embedding::load(&model, "embed_tokens", n_vocab, hidden)?;
+        let embedding = Embedding::load(&model, spec)?;
         let head = match spec.tied_embeddings {
             true => LmHead::tied(&embedding, &model, "embed_tokens", n_vocab, hidden, limits)?,
             false => LmHead::load(all, "lm_head", n_vocab, hidden, limits)?,

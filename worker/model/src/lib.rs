@@ -8,6 +8,7 @@ mod ctx;
 mod decoder;
 mod error;
 mod kv;
+mod layer_inputs;
 mod layers;
 mod limits;
 mod mixer;
@@ -22,8 +23,8 @@ pub use kv::KvCache;
 pub use limits::PassLimits;
 pub use weights::PackedWeight;
 
-use backend::{BatchLimits, Device, KvSpec, Memory, Pass};
-use checkpoint::{Checkpoint, MixerSpec, ModelSpec, StateHeads};
+use backend::{AttentionHeads, BatchLimits, Device, KvSpec, Memory, Pass};
+use checkpoint::{Checkpoint, LayerSpec, MixerSpec, ModelSpec, StateHeads};
 use collective::{CancelFlag, Ranks};
 use decoder::Decoder;
 use layers::OwnedHeads;
@@ -63,6 +64,13 @@ impl<M: Device> Model<M> {
             }
             _ => {}
         }
+        let (joined, own) = (spec.joined_layers(), &part.layers);
+        let has_all = own.start <= joined.start && joined.end <= own.end;
+        if !has_all && own.start < joined.end && joined.start < own.end {
+            return Err(Error::Parted { first: joined.start, end: joined.end });
+        }
+        let norms_values = spec.attention.norms_values;
+        attention::shapes(spec).iter().try_for_each(|heads| device.check_attention(heads, norms_values))?;
         device.reserve_batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups })?;
         let intake = LoadTotals::default();
         let all = WeightLoader::new(checkpoint, device, part, &intake, cancel);
@@ -119,11 +127,19 @@ pub fn kv_specs(
     dtype: KvDtype,
     n_blocks: &[u32],
 ) -> Vec<KvSpec> {
-    let n_kv_heads = OwnedHeads::of(class, part, attention::heads(spec)).heads.n_kv_heads as u32;
+    // Layers of one group have KV heads of one shape, by which their query heads divide them.
+    let n_kv_heads = |group: &CacheGroup| {
+        let is_its = |heads: &AttentionHeads| {
+            let own = KvLayout::heads(heads.n_kv_heads as u32, heads.head_dim as u32);
+            group.layout.window().map_or(own, |window| own.with_window(window)) == group.layout
+        };
+        let whole = attention::shapes(spec).into_iter().find(is_its);
+        whole.map_or(0, |whole| OwnedHeads::of(class, part, whole).heads.n_kv_heads as u32)
+    };
     let of_states = |of: StateHeads| part.owned_heads(&of.leaves(class), of.dim).len() as u32;
     let n_states = spec.state_heads().map_or(0, of_states);
     let groups = spec.cache_groups();
-    let n_heads = |group: &CacheGroup| if group.layout.is_state() { n_states } else { n_kv_heads };
+    let n_heads = |group: &CacheGroup| if group.layout.is_state() { n_states } else { n_kv_heads(group) };
     let layouts = groups.groups().iter().map(|group| group.rank_layout(n_heads(group)));
     let of_group = |((n_layers, layout), n_blocks): ((usize, KvLayout), &u32)| KvSpec {
         n_layers,
@@ -136,10 +152,13 @@ pub fn kv_specs(
 
 /// The numbers of leaves in the model's sums over ranks.
 pub fn leaf_counts(spec: &ModelSpec, class: DeviceClass) -> Vec<u32> {
-    let heads = Leaves::o_proj(class, spec.n_heads, spec.head_dim);
-    let inner = Leaves::down_proj(class, spec.inner);
+    let of_layer = |layer: &LayerSpec| {
+        let heads = Leaves::o_proj(class, spec.n_heads, spec.kv_heads_of(layer).dim);
+        [heads, Leaves::down_proj(class, spec.inner_of(layer))]
+    };
     let shared = spec.experts.map(|of| Leaves::down_proj(class, of.shared)).filter(|leaves| leaves.k() > 0);
-    let counts = [heads.len() as u32, inner.len() as u32].into_iter().chain(spec.experts.as_ref().map(|e| e.n));
+    let of_layers = spec.layers.iter().flat_map(of_layer).map(|leaves| leaves.len() as u32);
+    let counts = of_layers.chain(spec.experts.as_ref().map(|e| e.n));
     let states = spec.state_heads().map(|of| of.leaves(class).len() as u32);
     let counts = counts.chain(states).chain(shared.map(|leaves| leaves.len() as u32));
     let mut counts: Vec<u32> = counts.filter(|n| *n > 0).collect();

@@ -11,7 +11,8 @@ use std::ops::Range;
 use types::leaves::aligned_runs;
 
 pub enum Mlp<M: Memory> {
-    Dense(Dense<M>),
+    /// With the number of its width among those of the model.
+    Dense(Dense<M>, usize),
     Mixture(ExpertMixture<M>),
 }
 
@@ -38,7 +39,8 @@ pub struct ExpertMixture<M: Memory> {
 
 /// The buffers that an MLP or a mixture works in.
 pub struct MlpScratch<M: Memory> {
-    dense: DenseScratch<M>,
+    /// For each width.
+    dense: Vec<DenseScratch<M>>,
     mixture: Option<MixtureScratch<M>>,
 }
 
@@ -63,13 +65,17 @@ impl<M: Memory> Mlp<M> {
     pub fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, of: &LayerSpec, activation: Activation) -> Result<Mlp<M>> {
         match spec.experts.as_ref().filter(|_| of.has_experts) {
             Some(experts) => ExpertMixture::load(at, spec.hidden as usize, experts, activation).map(Mlp::Mixture),
-            None => Dense::load(at, spec.hidden as usize, spec.inner as usize, activation).map(Mlp::Dense),
+            None => {
+                let inner = spec.inner_of(of);
+                let width = widths(spec).iter().position(|width| *width == inner).unwrap_or(0);
+                Dense::load(at, spec.hidden as usize, inner as usize, activation).map(|dense| Mlp::Dense(dense, width))
+            }
         }
     }
 
     pub fn n_planes(&self) -> usize {
         match self {
-            Mlp::Dense(dense) => dense.down.n_planes(),
+            Mlp::Dense(dense, _) => dense.down.n_planes(),
             Mlp::Mixture(mixture) => mixture.runs.len().max(1),
         }
     }
@@ -85,7 +91,7 @@ impl<D: Device> Mlp<D> {
         out: &mut D::Buffer,
     ) -> Result<()> {
         match (self, &mut scratch.mixture) {
-            (Mlp::Dense(dense), _) => dense.forward(ctx, x, &mut scratch.dense, out),
+            (Mlp::Dense(dense, width), _) => dense.forward(ctx, x, &mut scratch.dense[*width], out),
             (Mlp::Mixture(mixture), Some(scratch)) => mixture.forward(ctx, x, scratch, out),
             (Mlp::Mixture(_), None) => unreachable!("a spec with experts has a scratch for them"),
         }
@@ -244,13 +250,22 @@ fn biases<M: Memory>(
     Ok([at.vector("gate_proj+up_proj.bias", &gate_up)?, at.vector("down_proj.bias", &down)?])
 }
 
+/// Returns each width that some layer's MLP has.
+fn widths(spec: &ModelSpec) -> Vec<u32> {
+    let mut widths: Vec<u32> = spec.layers.iter().map(|layer| spec.inner_of(layer)).collect();
+    widths.sort_unstable();
+    widths.dedup();
+    widths
+}
+
 impl<M: Memory> MlpScratch<M> {
     pub fn new(all: &WeightLoader<'_, M>, spec: &ModelSpec, limits: PassLimits) -> Result<MlpScratch<M>> {
         let mixture = match &spec.experts {
             Some(experts) => Some(MixtureScratch::new(all, spec.hidden as usize, experts, limits)?),
             None => None,
         };
-        Ok(MlpScratch { dense: DenseScratch::new(all, spec.inner as usize, limits)?, mixture })
+        let dense = widths(spec).into_iter().map(|inner| DenseScratch::new(all, inner as usize, limits));
+        Ok(MlpScratch { dense: dense.collect::<Result<_>>()?, mixture })
     }
 }
 

@@ -44,14 +44,19 @@ fn query_factors(of: &QueryTemperature, context: u32) -> Vec<f32> {
 }
 
 fn load<M: Memory>(all: &WeightLoader<'_, M>, spec: &RopeSpec, context: u32) -> Result<M::Rope> {
-    let (cos, sin) = cos_sin_tables(spec, context);
-    let style = if spec.pairs { RopeStyle::Pairs } else { RopeStyle::Halves };
-    all.rope([&cos, &sin], spec.dim as usize / 2, style)
+    let half_dim = spec.dim as usize / 2;
+    let turns = frequencies(spec, context);
+    let (cos, sin) = cos_sin_tables(spec, &turns, context);
+    let style = match spec.pairs {
+        true => RopeStyle::Pairs,
+        false if turns.len() < half_dim => RopeStyle::Apart(half_dim),
+        false => RopeStyle::Halves,
+    };
+    all.rope([&cos, &sin], turns.len(), style)
 }
 
-/// cos, sin: [context, dim / 2]
-fn cos_sin_tables(spec: &RopeSpec, context: u32) -> (Vec<f32>, Vec<f32>) {
-    let turns = frequencies(spec, context);
+/// cos, sin: [context, turns]
+fn cos_sin_tables(spec: &RopeSpec, turns: &[f64], context: u32) -> (Vec<f32>, Vec<f32>) {
     let magnitude = match spec.scaling {
         RopeScaling::Yarn { magnitude, .. } | RopeScaling::Long { magnitude, .. } => f64::from(magnitude),
         _ => 1.0,
@@ -59,7 +64,7 @@ fn cos_sin_tables(spec: &RopeSpec, context: u32) -> (Vec<f32>, Vec<f32>) {
     let n = turns.len() * context as usize;
     let (mut cos, mut sin) = (Vec::with_capacity(n), Vec::with_capacity(n));
     for position in 0..context {
-        for turn in &turns {
+        for turn in turns {
             let (s, c) = libm::sincos(f64::from(position) * turn);
             cos.push((c * magnitude) as f32);
             sin.push((s * magnitude) as f32);
@@ -68,10 +73,16 @@ fn cos_sin_tables(spec: &RopeSpec, context: u32) -> (Vec<f32>, Vec<f32>) {
     (cos, sin)
 }
 
-/// Radians per position of each pair: `theta^(-2i/dim)`, scaled.
+/// Radians per position of each pair up to the last that turns: `theta^(-2i/dim)`, scaled.
 fn frequencies(spec: &RopeSpec, context: u32) -> Vec<f64> {
     let plain = |i: u32| libm::pow(f64::from(spec.theta), -f64::from(2 * i) / f64::from(spec.dim));
-    (0..spec.dim / 2).map(|i| scale_frequency(plain(i), i as usize, spec, context)).collect()
+    let turns = |i: &usize| match &spec.scaling {
+        RopeScaling::Divisors(divisors) => divisors.get(*i).is_none_or(|divisor| *divisor < RopeScaling::NEVER),
+        _ => true,
+    };
+    let n = (0..spec.dim as usize / 2).rev().find(turns).map_or(1, |last| last + 1);
+    let n = if spec.pairs { spec.dim / 2 } else { n as u32 };
+    (0..n).map(|i| scale_frequency(plain(i), i as usize, spec, context)).collect()
 }
 
 fn scale_frequency(turn: f64, i: usize, spec: &RopeSpec, context: u32) -> f64 {

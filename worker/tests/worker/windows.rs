@@ -113,6 +113,7 @@ fn a_sequence_far_beyond_its_window_holds_no_more_than_the_window() {
         ("mistral", &[Some(20)][..]),
         ("gemma2", &[Some(18), None]),
         ("gemma3", &[Some(18), None]),
+        ("gemma4", &[Some(18), None]),
         ("gguf-gemma3/model.gguf", &[Some(18), None]),
     ] {
         let assignment = assignment(name);

@@ -2,6 +2,7 @@
 
 pub mod keys;
 
+use super::parts::rope_head_dim;
 use super::{
     AttentionSpec, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, NormKind, QueryKeyNorms, QueryTemperature,
     RopeScaling, RopeSpec, dedup_eos, length,
@@ -17,36 +18,35 @@ impl ModelSpec {
         let (named, prefix) = find_architecture(gguf, bytes)?;
         let keys = GgufKeys { gguf, bytes, prefix };
         let (hidden, n_heads) = (keys.length("embedding_length")?, keys.length("attention.head_count")?);
-        let head_dim = keys.optional("attention.key_length")?.unwrap_or(hidden / n_heads.max(1));
-        if keys.optional("attention.value_length")?.is_some_and(|dim| dim != head_dim) {
-            return ParseError::unsupported("attention whose values are not as long as its keys");
-        }
-        let inner = inner(&keys)?;
         let family = find_variant(&keys).unwrap_or(named);
         let of = family.definition();
+        let head_dim = head_dim(&keys, of, hidden / n_heads.max(1))?;
+        let inner = inner(&keys, of)?;
         let experts = (of.gguf.experts)(&keys, inner)?;
         // Layers that guess further tokens come last, and are not used.
         let n_layers = keys.length("block_count")?.saturating_sub(keys.optional("nextn_predict_layers")?.unwrap_or(0));
         let tokens = gguf.texts(bytes, "tokenizer.ggml.tokens")?.unwrap_or_default();
-        let rope = rope(&keys, of, head_dim)?;
+        let layers = layers(&keys, of, n_layers, experts.is_some())?;
+        let rope = rope(&keys, of, rope_head_dim(&layers, head_dim))?;
         let spec = ModelSpec {
             family,
             name: gguf.text(bytes, "general.name")?.unwrap_or(file_name).to_owned(),
             hidden,
             n_layers,
             n_heads,
-            n_kv_heads: keys.of_all_layers("attention.head_count_kv")?.unwrap_or(n_heads),
+            n_kv_heads: usual_length(&keys, of, "attention.head_count_kv")?.unwrap_or(n_heads),
             head_dim,
             inner,
+            layer_input: of.gguf.layer_input.map_or(Ok(None), |key| keys.optional(key))?.unwrap_or(0),
             vocab: gguf_vocab(gguf)?,
             context: keys.length("context_length")?,
             norm_eps: norm_eps(&keys, of)?,
             // The converter has already added what a norm's weights lack.
             norm_offset: 0.0,
             attention: attention(&keys, of, (hidden, n_layers), (n_heads, head_dim))?,
-            layers: layers(&keys, of, n_layers, experts.is_some())?,
+            layers,
             experts,
-            local_rope: local_rope(&keys, of, &rope)?,
+            local_rope: local_rope(&keys, of, &rope, head_dim)?,
             rope,
             logits_cap: keys.float("final_logit_softcapping")?.filter(|_| of.rules.has_caps),
             factors: multipliers(&keys, of, hidden)?,
@@ -105,9 +105,28 @@ fn temperature(keys: &GgufKeys<'_>) -> Result<Option<QueryTemperature>, ParseErr
     Ok(Some(QueryTemperature { beta, every }))
 }
 
+/// The length of heads: of layers with a window, where others have longer ones.
+fn head_dim(keys: &GgufKeys<'_>, of: &FamilyDefinition, usual: u32) -> Result<u32, ParseError> {
+    let both = |keys_of: &str, values_of: &str| {
+        let (key_dim, value_dim) = (keys.optional(keys_of)?, keys.optional(values_of)?);
+        match value_dim.is_some_and(|dim| dim != key_dim.unwrap_or(usual)) {
+            true => ParseError::unsupported("attention whose values are not as long as its keys"),
+            false => Ok(key_dim),
+        }
+    };
+    let whole = both("attention.key_length", "attention.value_length")?.unwrap_or(usual);
+    let local = both("attention.key_length_swa", "attention.value_length_swa")?.filter(|_| of.gguf.layers_differ);
+    Ok(local.unwrap_or(whole))
+}
+
+/// A length that is the same in all layers, or that of the first in families where layers differ.
+fn usual_length(keys: &GgufKeys<'_>, of: &FamilyDefinition, key: &str) -> Result<Option<u32>, ParseError> {
+    if of.gguf.layers_differ { keys.of_layer(key, 0) } else { keys.of_all_layers(key) }
+}
+
 /// The width of the MLP. A model whose MLPs are all experts may have only theirs.
-fn inner(keys: &GgufKeys<'_>) -> Result<u32, ParseError> {
-    match keys.of_all_layers("feed_forward_length")? {
+fn inner(keys: &GgufKeys<'_>, of: &FamilyDefinition) -> Result<u32, ParseError> {
+    match usual_length(keys, of, "feed_forward_length")? {
         Some(inner) => Ok(inner),
         None => keys.optional("expert_feed_forward_length")?.map_or_else(|| keys.length("feed_forward_length"), Ok),
     }
@@ -136,7 +155,7 @@ fn attention(
     let given = keys.float("attention.scale")?.filter(|scale| *scale != 0.0 && of.gguf.has_scale);
     let has = |tensor: &str| keys.gguf.tensor(tensor).is_some();
     Ok(AttentionSpec {
-        scale: given.unwrap_or(1.0 / (scaled_by as f32).sqrt()),
+        scale: given.or(of.gguf.scale).unwrap_or(1.0 / (scaled_by as f32).sqrt()),
         cap: keys.float("attn_logit_softcapping")?,
         has_bias: match rules.bias {
             AttentionBias::Never => false,
@@ -147,6 +166,7 @@ fn attention(
             true => QueryKeyNorms::None,
             false => rules.query_key_norms,
         },
+        norms_values: rules.norms_values,
         temperature: if rules.has_temperature { temperature(keys)? } else { None },
         has_sinks: rules.has_sinks,
         has_gate: rules.has_gate,
@@ -179,10 +199,12 @@ fn layers(
             positions: of.rules.positions.of_layer(is_local),
             has_mlp: true,
             has_experts: has_experts && i >= n_dense,
+            ..LayerSpec::EMPTY
         };
         (of.gguf.layer)(keys, i, usual)
     };
-    (0..n_layers.min(super::LAYERS_MAX as u32)).map(layer).collect()
+    let all = (0..n_layers.min(super::LAYERS_MAX as u32)).map(layer).collect::<Result<_, _>>()?;
+    (of.gguf.adjust_layers)(keys, all)
 }
 
 fn rope(keys: &GgufKeys<'_>, of: &FamilyDefinition, head_dim: u32) -> Result<RopeSpec, ParseError> {
@@ -194,14 +216,23 @@ fn rope(keys: &GgufKeys<'_>, of: &FamilyDefinition, head_dim: u32) -> Result<Rop
     Ok(RopeSpec { theta, dim, pairs, scaling: scaling(keys, of, dim)? })
 }
 
-fn local_rope(keys: &GgufKeys<'_>, of: &FamilyDefinition, rope: &RopeSpec) -> Result<Option<RopeSpec>, ParseError> {
+fn local_rope(
+    keys: &GgufKeys<'_>,
+    of: &FamilyDefinition,
+    rope: &RopeSpec,
+    head_dim: u32,
+) -> Result<Option<RopeSpec>, ParseError> {
     let theta = match of.rules.local_theta {
         Some(LocalTheta::Own(_, theta)) => theta,
         Some(LocalTheta::Same) => rope.theta,
         None => return Ok(None),
     };
     let theta = keys.float("rope.freq_base_swa")?.unwrap_or(theta);
-    Ok(Some(RopeSpec { theta, scaling: RopeScaling::None, ..rope.clone() }))
+    let dim = match of.gguf.layers_differ {
+        true => keys.optional("rope.dimension_count_swa")?.unwrap_or(head_dim),
+        false => rope.dim,
+    };
+    Ok(Some(RopeSpec { theta, dim, scaling: RopeScaling::None, ..rope.clone() }))
 }
 
 fn scaling(keys: &GgufKeys<'_>, of: &FamilyDefinition, dim: u32) -> Result<RopeScaling, ParseError> {

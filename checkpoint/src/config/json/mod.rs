@@ -4,6 +4,7 @@ mod architecture;
 pub mod keys;
 mod rope;
 
+use super::parts::rope_head_dim;
 use super::{AttentionSpec, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, QueryKeyNorms, dedup_eos};
 use crate::error::ParseError;
 use crate::families::{AttentionBias, FamilyDefinition, WindowUse};
@@ -31,6 +32,8 @@ impl ModelSpec {
         let head_dim = (readers.head_dim)(&keys, hidden / n_heads.max(1))?;
         let context = keys.optional(names.context)?.unwrap_or(2048);
         let experts = (readers.experts)(&keys)?;
+        let layers = layers(&keys, of, n_layers, experts.is_some())?;
+        let rope_dim = rope_head_dim(&layers, head_dim);
         let spec = ModelSpec {
             family,
             name: folder_name.to_owned(),
@@ -40,14 +43,15 @@ impl ModelSpec {
             n_kv_heads: keys.optional("num_key_value_heads")?.unwrap_or(n_heads),
             head_dim,
             inner: (readers.inner)(&keys, names, hidden)?,
+            layer_input: (readers.layer_input)(&keys)?,
             vocab: keys.length("vocab_size")?,
             context,
             norm_eps: keys.float(names.eps)?.unwrap_or(of.config.eps),
             norm_offset: of.config.norm_offset,
             attention: attention(&keys, of, head_dim, context)?,
-            layers: layers(&keys, of, n_layers, experts.is_some())?,
+            layers,
             experts,
-            rope: rope::rope(&keys, of, of.config.theta, "full_attention", [head_dim, context])?,
+            rope: rope::rope(&keys, of, of.config.theta, "full_attention", [rope_dim, context])?,
             local_rope: rope::local_rope(&keys, of, [head_dim, context])?,
             logits_cap: keys.float("final_logit_softcapping")?.filter(|_| of.rules.has_caps),
             factors: multipliers(&keys, of, hidden)?,
@@ -90,7 +94,9 @@ fn refuse_unserved(keys: &JsonKeys<'_>, of: &FamilyDefinition) -> Result<(), Par
     if of.rules.bias == AttentionBias::Required && !has_bias {
         return ParseError::unsupported("a model without attention_bias in this architecture");
     }
-    for switch in SWITCHES {
+    // Images may attend to all of themselves; text does not.
+    let is_of_images = |switch: &str| keys.text(switch) == Some("vision");
+    for switch in SWITCHES.into_iter().filter(|switch| !is_of_images(switch)) {
         if keys.bool(switch)?.unwrap_or(false) {
             return ParseError::unsupported(format!("a model with {switch}"));
         }
@@ -120,6 +126,7 @@ fn attention(
             true => QueryKeyNorms::None,
             false => rules.query_key_norms,
         },
+        norms_values: rules.norms_values,
         cap: keys.float("attn_logit_softcapping")?.filter(|_| rules.has_caps),
         has_bias: has_bias(keys, rules.bias)?,
         temperature: if rules.has_temperature { rope::temperature(keys, context)? } else { None },
@@ -175,9 +182,10 @@ fn layers(
             positions: (of.readers.positions)(keys, i, of.rules.positions.of_layer(is_local))?,
             has_mlp: true,
             has_experts: has_experts && !dense(i),
+            ..LayerSpec::EMPTY
         })
     };
-    (0..n_layers).map(layer).collect()
+    (of.readers.adjust_layers)(keys, (0..n_layers).map(layer).collect::<Result<_, _>>()?)
 }
 
 /// The window of layers that do not attend to all positions.

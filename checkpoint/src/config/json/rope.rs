@@ -30,6 +30,10 @@ pub(super) fn rope(
         return Ok(RopeSpec { theta, dim: 2, pairs: false, scaling: RopeScaling::None });
     }
     let dim = (f64::from(head_dim) * f64::from(turned)) as u32;
+    if own.text("rope_type") == Some("proportional") {
+        let scaling = RopeScaling::of_first_pairs(dim / 2, head_dim / 2);
+        return Ok(RopeSpec { theta, dim: head_dim, pairs: of.config.pairs, scaling });
+    }
     let scaling = scaling(keys, &own, of.config.yarn_is_long, context)?;
     Ok(RopeSpec { theta, dim, pairs: of.config.pairs, scaling })
 }

@@ -79,17 +79,21 @@ fn byte_level_gguf(base: &Value, pre: &str) -> Vec<u8> {
         tokens[id] = token["content"].as_str().unwrap().to_owned();
         kinds[id] = if token["special"].as_bool().unwrap() { 3 } else { 4 };
     }
-    let part = |pair: &Value, i: usize| pair[i].as_str().unwrap().to_owned();
-    let merges = base["model"]["merges"].as_array().unwrap();
-    let merges = merges.iter().map(|pair| format!("{} {}", part(pair, 0), part(pair, 1))).collect();
     let writer = Writer::default()
         .meta("tokenizer.ggml.model", Meta::Text("gpt2"))
         .meta("tokenizer.ggml.pre", Meta::Text(pre))
         .meta("tokenizer.ggml.add_bos_token", Meta::Bool(false))
         .meta("tokenizer.ggml.tokens", Meta::Texts(tokens))
         .meta("tokenizer.ggml.token_type", Meta::I32s(kinds))
-        .meta("tokenizer.ggml.merges", Meta::Texts(merges));
+        .meta("tokenizer.ggml.merges", Meta::Texts(listed_merges(base)));
     writer.bytes()
+}
+
+/// The merges of a `tokenizer.json`, as a GGUF lists them.
+fn listed_merges(base: &Value) -> Vec<String> {
+    let part = |pair: &Value, i: usize| pair[i].as_str().unwrap().to_owned();
+    let merges = base["model"]["merges"].as_array().unwrap();
+    merges.iter().map(|pair| format!("{} {}", part(pair, 0), part(pair, 1))).collect()
 }
 
 fn from_written_json(folder: &Temporary, gguf: &[u8]) -> crate::Result<Tokenizer> {
@@ -139,17 +143,23 @@ fn sentence_piece_ids_are_those_of_transformers() {
     let texts = |key: &str| header.texts(&file, key).unwrap().unwrap().into_iter().map(str::to_owned).collect();
     let kinds = header.integers(&file, "tokenizer.ggml.token_type").unwrap().unwrap();
     let scores = header.floats(&file, "tokenizer.ggml.scores").unwrap().unwrap();
-    let without_prefix = Writer::default()
-        .meta("tokenizer.ggml.model", Meta::Text("llama"))
-        .meta("tokenizer.ggml.add_space_prefix", Meta::Bool(false))
-        .meta("tokenizer.ggml.add_bos_token", Meta::Bool(false))
-        .meta("tokenizer.ggml.tokens", Meta::Texts(texts("tokenizer.ggml.tokens")))
-        .meta("tokenizer.ggml.token_type", Meta::I32s(kinds.into_iter().map(|kind| kind as i32).collect()))
-        .meta("tokenizer.ggml.scores", Meta::F32s(scores.into_iter().map(|score| score as f32).collect()));
-    let without_prefix = without_prefix.bytes();
-    assert_ids("gemma from gguf", &from_gguf(&without_prefix), &documents, &expected["llama gemma"]);
-    let written = from_written_json(&folder, &without_prefix).unwrap();
-    assert_ids("gemma from gguf as json", &written, &documents, &expected["llama gemma"]);
+    let without_prefix = |model: &'static str| {
+        Writer::default()
+            .meta("tokenizer.ggml.model", Meta::Text(model))
+            .meta("tokenizer.ggml.add_space_prefix", Meta::Bool(false))
+            .meta("tokenizer.ggml.add_bos_token", Meta::Bool(false))
+            .meta("tokenizer.ggml.tokens", Meta::Texts(texts("tokenizer.ggml.tokens")))
+            .meta("tokenizer.ggml.token_type", Meta::I32s(kinds.iter().map(|kind| *kind as i32).collect()))
+    };
+    let scores = Meta::F32s(scores.into_iter().map(|score| score as f32).collect());
+    let by_scores = without_prefix("llama").meta("tokenizer.ggml.scores", scores).bytes();
+    let merges = Meta::Texts(listed_merges(&base));
+    let by_list = without_prefix("gemma4").meta("tokenizer.ggml.merges", merges).bytes();
+    for (name, file) in [("gemma", by_scores), ("gemma 4", by_list)] {
+        assert_ids(&format!("{name} from gguf"), &from_gguf(&file), &documents, &expected["llama gemma"]);
+        let written = from_written_json(&folder, &file).unwrap();
+        assert_ids(&format!("{name} from gguf as json"), &written, &documents, &expected["llama gemma"]);
+    }
 }
 
 #[test]

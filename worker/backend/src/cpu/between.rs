@@ -4,33 +4,41 @@ use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::math::{gelu, gelu_erf, sigmoid, soft_cap};
 use super::memory::SharedPtr;
-use crate::{AttentionHeads, ElementOp};
+use super::vector::Vector;
+use crate::{AttentionHeads, ElementOp, HeadNorms};
 use std::ops::Range;
 
-/// Norms each head of Q and of K in place. qkv: [n_rows, qkv_cols]
-pub(crate) struct NormHeads<'a> {
+/// Norms each head of Q, of K, and of V if it has a weight, in place. qkv: [n_rows, qkv_cols]
+pub(crate) struct NormEachHead<'a> {
     pub qkv: SharedPtr<f32>,
     pub heads: &'a AttentionHeads,
-    pub q: &'a [f32],
-    pub k: &'a [f32],
-    pub eps: f32,
+    pub norms: &'a HeadNorms<'a, Vector>,
     pub rows: Range<usize>,
 }
 
-impl Kernel for NormHeads<'_> {
+impl Kernel for NormEachHead<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let AttentionHeads { n_heads, n_kv_heads, head_dim, .. } = *self.heads;
-        let n = self.heads.qkv_cols();
+        let (head_dim, n) = (self.heads.head_dim, self.heads.qkv_cols());
+        let HeadNorms { q, k, v, eps } = *self.norms;
+        let (n_q, n_kv) = (self.heads.n_heads * head_dim, self.heads.n_stored() * head_dim);
         for row in self.rows.clone() {
             // SAFETY: the op checked the shape; one thread has each row.
             let row = unsafe { self.qkv.part(row * n, n) };
-            let turning = &mut row[..(n_heads + n_kv_heads) * head_dim];
-            for (i, head) in turning.chunks_exact_mut(head_dim).enumerate() {
-                let weight = if i < n_heads { self.q } else { self.k };
-                norm_in_place::<L>(head, weight, self.eps);
+            norm_each::<L>(&mut row[..n_q], q, eps);
+            norm_each::<L>(&mut row[n_q..n_q + n_kv], k, eps);
+            if let Some(v) = v {
+                norm_each::<L>(&mut row[n_q + n_kv..], v, eps);
             }
         }
+    }
+}
+
+/// Norms runs as long as the weight.
+#[inline(always)]
+fn norm_each<L: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
+    for head in x.chunks_exact_mut(weight.len()) {
+        norm_in_place::<L>(head, weight, eps);
     }
 }
 

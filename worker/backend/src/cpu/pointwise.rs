@@ -10,7 +10,7 @@ use super::pack::{Matrix, MatrixPart};
 use super::panels::BLOCK;
 use super::quants::{COLUMN_BYTES, Packing, Quant, SharedScales, ref_at, unpack};
 use super::{Buffer, Cpu, Vector, between, kv, pairs};
-use crate::{AttentionHeads, Clamp, ElementOp, Gate, Pass, Pointwise};
+use crate::{AttentionHeads, Clamp, ElementOp, Gate, HeadNorms, Pass, Pointwise};
 use half::f16;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -75,11 +75,12 @@ impl Pointwise for Cpu {
         }
     }
 
-    fn norm_heads(&self, qkv: &mut Buffer, heads: &AttentionHeads, q: &Vector, k: &Vector, eps: f32, n_rows: usize) {
-        assert!([q, k].iter().all(|weight| weight.len() == heads.head_dim), "weights are as long as a head");
+    fn norm_heads(&self, qkv: &mut Buffer, heads: &AttentionHeads, norms: &HeadNorms<'_, Vector>, n_rows: usize) {
+        let mut weights = [norms.q, norms.k].into_iter().chain(norms.v);
+        assert!(weights.all(|weight| weight.len() == heads.head_dim), "weights are as long as a head");
         assert!(heads.head_dim <= kv::HEAD_DIM_MAX, "a head of {}", heads.head_dim);
         let qkv = qkv.shared(n_rows, heads.qkv_cols());
-        self.run_on_team(n_rows, |rows| between::NormHeads { qkv, heads, q, k, eps, rows });
+        self.run_on_team(n_rows, |rows| between::NormEachHead { qkv, heads, norms, rows });
     }
 
     fn layer_norm(&self, x: &Buffer, weight: &Vector, bias: &Vector, eps: f32, n_rows: usize, out: &mut Buffer) {

@@ -12,7 +12,7 @@ use super::table::Kernel;
 use super::uploads;
 use super::weights::GROUP;
 use crate::{Attention, AttentionCall, AttentionHeads, Error, KvSpec, Pass, Result, RopeStyle};
-use types::{BLOCK_TOKENS, BlockId, KvDtype};
+use types::{BLOCK_TOKENS, BlockId, KvDtype, Unsupported};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 const HEAD_DIM_MAX: usize = 256;
@@ -30,10 +30,10 @@ pub struct Kv {
 impl Kv {
     pub(super) fn new(cuda: &Cuda, spec: KvSpec) -> Result<Kv> {
         if spec.dtype == KvDtype::Int8 {
-            return Err(types::Unsupported("a KV cache of int8 on CUDA").into());
+            return Err(Unsupported("a KV cache of int8 on CUDA").into());
         }
         if spec.dtype != KvDtype::Bf16 {
-            return Err(types::Unsupported("a KV cache other than bf16 on CUDA").into());
+            return Err(Unsupported("a KV cache other than bf16 on CUDA").into());
         }
         if spec.layout.is_state() {
             return Err(super::recurrence::NO_RECURRENCE.into());
@@ -97,6 +97,9 @@ pub struct Rope {
 
 impl Rope {
     pub(super) fn new(cuda: &Cuda, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {
+        if let RopeStyle::Apart(_) = style {
+            return Err(Unsupported("a rope that turns the first pairs of a head only, on a GPU").into());
+        }
         if half_dim == 0 || cos.len() != sin.len() || !cos.len().is_multiple_of(half_dim) {
             return Err(Error::Shape(format!("a rope of {} and {} turns by {half_dim}", cos.len(), sin.len())));
         }
@@ -191,6 +194,14 @@ impl Cuda {
 }
 
 impl Attention for Cuda {
+    fn check_attention(&self, heads: &AttentionHeads, norms_values: bool) -> Result<()> {
+        match (heads.is_reader, norms_values) {
+            (true, _) => Err(Unsupported("layers that share keys and values, on CUDA").into()),
+            (_, true) => Err(Unsupported("norms of values, on CUDA").into()),
+            _ => Ok(()),
+        }
+    }
+
     fn rope_store(&self, qkv: &mut Buffer, rope: Option<&Rope>, call: &AttentionCall<'_>, kv: &mut Kv) {
         let AttentionCall { pass, heads, group, layer } = *call;
         let n_rows = pass.n_rows();

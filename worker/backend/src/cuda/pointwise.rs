@@ -8,7 +8,7 @@ use super::lock::lock;
 use super::recurrence::NO_RECURRENCE;
 use super::table::Kernel;
 use super::weights::Matrix;
-use crate::{AttentionHeads, Clamp, ElementOp, Error, Gate, Pass, Pointwise};
+use crate::{AttentionHeads, Clamp, ElementOp, Error, Gate, HeadNorms, Pass, Pointwise};
 use std::ops::Range;
 
 /// As in the header.
@@ -173,7 +173,9 @@ impl Pointwise for Cuda {
         unsafe { self.launch(Kernel::GatherRows, by_row(rows.len()), arguments![x, rows_at, n_words, to]) };
     }
 
-    fn norm_heads(&self, qkv: &mut Buffer, heads: &AttentionHeads, q: &Vector, k: &Vector, eps: f32, n_rows: usize) {
+    fn norm_heads(&self, qkv: &mut Buffer, heads: &AttentionHeads, norms: &HeadNorms<'_, Vector>, n_rows: usize) {
+        let HeadNorms { q, k, v, eps } = *norms;
+        assert!(v.is_none(), "`check_attention` refuses norms of values");
         assert!([q, k].iter().all(|weight| weight.len == heads.head_dim), "weights are as long as a head");
         qkv.check(n_rows, heads.qkv_cols());
         let Some((qkv, _)) = self.in_place(qkv, n_rows) else { return };

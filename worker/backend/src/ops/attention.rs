@@ -1,7 +1,7 @@
 //! Attention: storing K and V in their pages, and attending to them.
 
 use super::Memory;
-use crate::Pass;
+use crate::{Pass, Result};
 
 /// The shape of one layer's attention on this rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,13 +18,25 @@ pub struct AttentionHeads {
     pub window: Option<usize>,
     /// Scores become `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
+    /// K and V are those of another layer: a row has only Q, and stores nothing.
+    pub is_reader: bool,
 }
 
 impl AttentionHeads {
     /// All heads of a layer, on one rank.
     pub fn whole(n_heads: usize, n_kv_heads: usize, head_dim: usize, scale: f32) -> AttentionHeads {
         let per_kv = n_heads / n_kv_heads;
-        AttentionHeads { n_heads, n_kv_heads, per_kv, first: 0, head_dim, scale, window: None, cap: None }
+        AttentionHeads {
+            n_heads,
+            n_kv_heads,
+            per_kv,
+            first: 0,
+            head_dim,
+            scale,
+            window: None,
+            cap: None,
+            is_reader: false,
+        }
     }
 
     /// The rank's KV head that its query head `head` reads.
@@ -32,9 +44,14 @@ impl AttentionHeads {
         (self.first + head) / self.per_kv
     }
 
+    /// The KV heads of a row.
+    pub fn n_stored(&self) -> usize {
+        if self.is_reader { 0 } else { self.n_kv_heads }
+    }
+
     /// The columns of a fused QKV row: all heads of Q, then K, then V.
     pub fn qkv_cols(&self) -> usize {
-        (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+        (self.n_heads + 2 * self.n_stored()) * self.head_dim
     }
 }
 
@@ -48,9 +65,21 @@ pub struct AttentionCall<'a> {
     pub layer: usize,
 }
 
+/// The weights of norms over each head, `[head_dim]` each. Q and K have one wherever there are any.
+pub struct HeadNorms<'a, V> {
+    pub q: &'a V,
+    pub k: &'a V,
+    pub v: Option<&'a V>,
+    pub eps: f32,
+}
+
 pub trait Attention: Memory {
+    /// Whether the device computes layers of these heads, and norms of their values.
+    fn check_attention(&self, _heads: &AttentionHeads, _norms_values: bool) -> Result<()> {
+        Ok(())
+    }
     /// Turns Q and K of `qkv` by their positions, if the layer has a rope, then writes K and V to their blocks in the
-    /// KV dtype.
+    /// KV dtype, if they are the layer's own.
     /// qkv: [n_rows, qkv_cols]
     fn rope_store(
         &self,

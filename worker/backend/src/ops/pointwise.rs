@@ -1,6 +1,6 @@
 //! Operations on each row alone.
 
-use super::{AttentionHeads, ElementOp, Gate, Memory};
+use super::{AttentionHeads, ElementOp, Gate, HeadNorms, Memory};
 use crate::Pass;
 use std::ops::Range;
 
@@ -34,14 +34,12 @@ pub trait Pointwise: Memory {
     fn apply_gate(&self, gate_up: &Self::Buffer, gate: Gate, n_rows: usize, out: &mut Self::Buffer);
     /// out[i] = x[rows[i]]: the rows whose logits are requested.
     fn gather(&self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer);
-    /// Norms each head of Q and each of K. qkv: [n_rows, qkv_cols], q and k: [head_dim]
+    /// Norms each head of Q, of K, and of V if it has a weight. qkv: [n_rows, qkv_cols]
     fn norm_heads(
         &self,
         qkv: &mut Self::Buffer,
         heads: &AttentionHeads,
-        q: &Self::Vector,
-        k: &Self::Vector,
-        eps: f32,
+        norms: &HeadNorms<'_, Self::Vector>,
         n_rows: usize,
     );
     /// out = (x - mean) / deviation * weight + bias. x, out: [n_rows, hidden]

@@ -65,6 +65,8 @@ pub trait Weights {
 pub enum RopeStyle {
     /// i and i + d/2: Hugging Face's layout.
     Halves,
+    /// i and i + n: only the first pairs of a head turn, whose halves are n long.
+    Apart(usize),
     /// 2i and 2i + 1: the layout of a GGUF whose converter permuted Q and K.
     Pairs,
 }

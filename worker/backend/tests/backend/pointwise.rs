@@ -2,7 +2,7 @@
 
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Buffer, Cpu, Isa, Vector};
-use backend::{AttentionHeads, Batch, Clamp, ElementOp, Gate, Memory, Pointwise, Weights};
+use backend::{AttentionHeads, Batch, Clamp, ElementOp, Gate, HeadNorms, Memory, Pointwise, Weights};
 use types::{Activations, Dtype};
 
 /// Runs `op` on all paths: equal bits, and close to `expected`.
@@ -127,16 +127,19 @@ fn layer_norm() {
 #[test]
 fn norm_heads() {
     let mut rng = Rng(12);
-    for head_dim in [2, 16, 24, 256] {
-        let heads = AttentionHeads::whole(4, 2, head_dim, 1.0);
+    let shapes = [(2, false, false), (16, false, true), (24, true, false), (256, false, false), (512, false, true)];
+    for (head_dim, is_reader, has_values) in shapes {
+        let heads = AttentionHeads { is_reader, ..AttentionHeads::whole(4, 2, head_dim, 1.0) };
         let n = heads.qkv_cols();
         let (qkv, q, k) = (rng.floats(3 * n), rng.floats(head_dim), rng.floats(head_dim));
+        let v = rng.floats(head_dim);
         let head = |(i, x): (usize, &[f32])| {
             let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / head_dim as f64;
             let scale = 1.0 / (mean + 1e-6).sqrt();
-            let weight = |j: usize| match i % 8 {
+            let weight = |j: usize| match i % (n / head_dim) {
                 0..4 => f64::from(q[j]) * scale,
                 4..6 => f64::from(k[j]) * scale,
+                _ if has_values => f64::from(v[j]) * scale,
                 _ => 1.0,
             };
             (0..head_dim).map(|j| f64::from(x[j]) * weight(j)).collect::<Vec<_>>()
@@ -144,7 +147,9 @@ fn norm_heads() {
         let expected: Vec<f64> = qkv.chunks(head_dim).enumerate().flat_map(head).collect();
         check(&format!("heads of {head_dim}"), &expected, 1e-5, |cpu| {
             let mut x = filled(cpu, 3, &qkv);
-            cpu.norm_heads(&mut x, &heads, &cpu.vector(&q).unwrap(), &cpu.vector(&k).unwrap(), 1e-6, 3);
+            let [q, k, v] = [&q, &k, &v].map(|weight| cpu.vector(weight).unwrap());
+            let norms = HeadNorms { q: &q, k: &k, v: has_values.then_some(&v), eps: 1e-6 };
+            cpu.norm_heads(&mut x, &heads, &norms, 3);
             all(cpu, &x, 3)
         });
     }

@@ -73,6 +73,7 @@ fn nothing_is_done_with_nothing() {
             scale: 1.0,
             window: None,
             cap: None,
+            is_reader: false,
         };
         let (mut kv, mut qkv) = (cpu.kv(spec).unwrap(), cpu.buffer(3, 0).unwrap());
         let rope = cpu.rope(&[1.0; 8], &[0.0; 8], 8, RopeStyle::Halves).unwrap();

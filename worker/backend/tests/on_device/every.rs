@@ -6,7 +6,7 @@ use crate::numbers::{File, Rng, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::cuda::Cuda;
 use backend::{
-    AttentionHeads, Batch, Device, Draw, DrawMask, ElementOp, Memory, PassSlice, Pointwise, Sample, Weights,
+    AttentionHeads, Batch, Device, Draw, DrawMask, ElementOp, HeadNorms, Memory, PassSlice, Pointwise, Sample, Weights,
 };
 use types::leaves::sum_runs;
 use types::{Activations, Dtype, KvDtype, Leaves, NumericsMode, Sampling, Want};
@@ -95,7 +95,7 @@ impl Operation for NormedHeads {
         let weight = |from: f32| -> Vec<f32> { (0..self.0.head_dim).map(|i| from + i as f32 / 99.0).collect() };
         let (q, k) = (device.vector(&weight(0.5)).unwrap(), device.vector(&weight(0.7)).unwrap());
         let mut qkv = filled(device, n_rows, x);
-        device.norm_heads(&mut qkv, &self.0, &q, &k, 1e-5, n_rows);
+        device.norm_heads(&mut qkv, &self.0, &HeadNorms { q: &q, k: &k, v: None, eps: 1e-5 }, n_rows);
         read(device, &qkv, n_rows)
     }
 }

@@ -5,6 +5,7 @@ use backend::cpu::{Cpu, CpuConfig, Isa};
 use checkpoint::Checkpoint;
 use model::{Model, PassLimits};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use types::{Activations, Grid, Layout, PieceHash, PieceRun, Rank, Shares, Stage};
 
@@ -39,9 +40,13 @@ fn layouts(n_layers: u32) -> Vec<Layout> {
     ]
 }
 
+fn limits(checkpoint: &Checkpoint) -> PassLimits {
+    PassLimits { rows_max: 8, outputs_max: 8, context: 64.min(checkpoint.spec().context) }
+}
+
 /// The pieces that all ranks of a grid read; panics where two read different bytes of one piece.
 fn joined(checkpoint: &Checkpoint, device: &Cpu, layout: &Layout) -> BTreeMap<(String, u32), PieceHash> {
-    let limits = PassLimits { rows_max: 8, outputs_max: 8, context: 64.min(checkpoint.spec().context) };
+    let limits = limits(checkpoint);
     let mut joined = BTreeMap::new();
     for rank in 0..layout.grid().n_ranks() {
         let model = Model::load(checkpoint, device, &layout.part(Rank(rank)), limits).unwrap();
@@ -66,7 +71,14 @@ fn every_grid_reads_the_same_pieces_of_every_model() {
         let pieces =
             |run: PieceRun| (run.first..).zip(run.hashes).map(move |(i, hash)| ((run.weight.clone(), i), hash));
         let whole: BTreeMap<_, _> = whole.into_iter().flat_map(pieces).collect();
+        let together = checkpoint.spec().joined_layers();
+        let is_parted = |layers: &Range<u32>| together.start < layers.start && layers.start < together.end;
         for layout in layouts(checkpoint.spec().n_layers) {
+            if layout.stages().iter().any(|stage| is_parted(&stage.layers)) {
+                let result = Model::load(&checkpoint, &device, &layout.part(Rank(0)), limits(&checkpoint));
+                assert!(matches!(result, Err(model::Error::Parted { .. })), "{}", path.display());
+                continue;
+            }
             let joined = joined(&checkpoint, &device, &layout);
             assert!(joined == whole, "{}: {layout:?}", path.display());
         }

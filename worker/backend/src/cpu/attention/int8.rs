@@ -2,7 +2,7 @@
 //!
 //! K and V have the only eight bits. A query, and the weights of a tile (each times its position's scale of V), are
 //! split into two digits, 128 × high + low, by the largest among them: 14 bits and a sign, beside which the rounding of
-//! K and V is a hundred times coarser. A tile's sums stay below 2^30.
+//! K and V is a hundred times coarser. Sums of digits stay below 2^24.
 
 use super::{
     AttentionJob, HEAD_DIM_MAX, POSITIONS, QUERIES_MAX, Query, TILE, TILE_BLOCKS, TileScratch, WeightedValues,
@@ -20,7 +20,7 @@ const BASE: f32 = 128.0;
 const N_WORDS: usize = HEAD_DIM_MAX / FOUR;
 /// Of a block's positions.
 const WORDS: usize = POSITIONS / FOUR;
-const _: () = assert!(HEAD_DIM_MAX == TILE, "a query and a tile's weights have buffers of equal size");
+const _: () = assert!(HEAD_DIM_MAX >= TILE, "a query and a tile's weights have buffers of equal size");
 
 /// The digits of queries, and of a tile's weights.
 pub(super) struct TileDigits {

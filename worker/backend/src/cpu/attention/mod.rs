@@ -11,7 +11,7 @@ mod pages;
 mod products;
 
 use super::isa::{Isa, Kernel, dispatch};
-use super::kv::{HEAD_DIM_MAX, Kv, KvPlane, Rope, RopeStore};
+use super::kv::{HEAD_DIM_MAX, Kv, KvPlane, Rope, RopeStore, VALUES_MAX};
 use super::lanes::{LANES, Lanes, Real};
 use super::math::exp;
 use super::memory::SharedPtr;
@@ -85,14 +85,14 @@ pub(crate) struct AttentionJob<'a> {
 struct WeightedValues {
     largest: [f32; QUERIES_MAX],
     sum: [f32; QUERIES_MAX],
-    values: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
+    values: [[f32; VALUES_MAX]; QUERIES_MAX],
 }
 
 impl WeightedValues {
     const EMPTY: WeightedValues = WeightedValues {
         largest: [0.0; QUERIES_MAX],
         sum: [0.0; QUERIES_MAX],
-        values: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
+        values: [[0.0; VALUES_MAX]; QUERIES_MAX],
     };
 }
 
@@ -132,7 +132,7 @@ impl AttentionState {
 }
 
 thread_local! {
-    /// Kept, because clearing 200 KB would cost as much as a short sequence.
+    /// Kept, because clearing 400 KB would cost as much as a short sequence.
     static STATE: RefCell<AttentionState> = const { RefCell::new(AttentionState::EMPTY) };
 }
 
@@ -316,7 +316,7 @@ impl AttentionJob<'_> {
     }
 
     #[inline(always)]
-    fn finish<L: Lanes>(&self, query: &Query, acc: &[f32; HEAD_DIM_MAX], sum: f32) {
+    fn finish<L: Lanes>(&self, query: &Query, acc: &[f32; VALUES_MAX], sum: f32) {
         let dim = self.call.heads.head_dim;
         let start = query.row * self.call.heads.n_heads * dim + query.head * dim;
         // SAFETY: the op checked the shape; one item, and so one thread, has this head of this row.

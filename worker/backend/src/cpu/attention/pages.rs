@@ -3,7 +3,7 @@
 
 use super::products::{KvNumber, add_weighted, dots, interleave, queries_per_load};
 use super::{AttentionJob, POSITIONS, Query, TILE};
-use crate::cpu::kv::{HEAD_DIM_MAX, KvPlane};
+use crate::cpu::kv::{KvPlane, VALUES_MAX};
 use crate::cpu::lanes::{LANES, Lanes};
 use crate::cpu::math::soft_cap;
 use std::ops::Range;
@@ -97,7 +97,7 @@ impl AttentionJob<'_> {
         v: &[T],
         at: usize,
         scores: &[[f32; TILE]],
-        values: &mut [[f32; HEAD_DIM_MAX]],
+        values: &mut [[f32; VALUES_MAX]],
     ) {
         let n = queries_per_load::<L>();
         for ((queries, scores), values) in queries.chunks(n).zip(scores.chunks(n)).zip(values.chunks_mut(n)) {
@@ -118,7 +118,7 @@ impl AttentionJob<'_> {
         v: &[T],
         at: usize,
         scores: &[[f32; TILE]],
-        values: &mut [[f32; HEAD_DIM_MAX]],
+        values: &mut [[f32; VALUES_MAX]],
     ) {
         // Groups are no larger, and such code is not made.
         if N > queries_per_load::<L>() {

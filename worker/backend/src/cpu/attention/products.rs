@@ -4,7 +4,7 @@
 //! What a query's sums are is its own: how many others are beside it changes no bit.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
-use crate::cpu::kv::HEAD_DIM_MAX;
+use crate::cpu::kv::VALUES_MAX;
 use crate::cpu::lanes::{LANES, Lanes};
 use std::ops::Range;
 
@@ -156,7 +156,7 @@ pub(crate) fn add_weighted<L: Lanes, T: KvNumber, const N: usize>(
     seen: Range<usize>,
     v: &[T],
     dim: usize,
-    acc: &mut [[f32; HEAD_DIM_MAX]],
+    acc: &mut [[f32; VALUES_MAX]],
 ) {
     let (whole, n) = (dim / LANES * LANES, const { columns_per_load::<L>(N) });
     let wide = whole / (n * LANES) * n * LANES;
@@ -191,7 +191,7 @@ fn columns<L: Lanes, T: KvNumber, const N: usize, const C: usize>(
     seen: Range<usize>,
     v: &[T],
     (dim, column): (usize, usize),
-    acc: &mut [[f32; HEAD_DIM_MAX]],
+    acc: &mut [[f32; VALUES_MAX]],
 ) {
     let mut sums = [[L::splat(0.0); C]; N];
     for n in 0..N {
@@ -227,7 +227,7 @@ fn last_columns<L: Lanes, T: KvNumber, const N: usize>(
     seen: Range<usize>,
     v: &[T],
     (dim, column): (usize, usize),
-    acc: &mut [[f32; HEAD_DIM_MAX]],
+    acc: &mut [[f32; VALUES_MAX]],
 ) {
     for n in 0..N {
         let acc = &mut acc[n][column..].as_chunks_mut::<LANES>().0[0];
@@ -260,7 +260,7 @@ mod tests {
         lanes[0]
     }
 
-    const DIMS: [usize; 7] = [2, 8, 24, 64, 80, 96, 256];
+    const DIMS: [usize; 8] = [2, 8, 24, 64, 80, 96, 256, 512];
 
     fn dots_follow_the_letter<const N: usize>() {
         for dim in DIMS {
@@ -287,7 +287,7 @@ mod tests {
         for (dim, seen) in DIMS.into_iter().flat_map(|dim| [0..16, 3..9, 15..16, 4..4].map(|seen| (dim, seen))) {
             let weights: Vec<[f32; LANES]> = (0..N).map(|n| numbers(LANES, 17 * n).try_into().unwrap()).collect();
             let v: Vec<u16> = numbers(dim * LANES, 9).iter().map(|x| f16::from_f32(*x).to_bits()).collect();
-            let mut got = vec![[0.5; HEAD_DIM_MAX]; N];
+            let mut got = vec![[0.5; VALUES_MAX]; N];
             let p: [&[f32; LANES]; N] = std::array::from_fn(|n| &weights[n]);
             add_weighted::<PlainFloat, u16, N>(&p, seen.clone(), &v, dim, &mut got);
             for n in 0..N {

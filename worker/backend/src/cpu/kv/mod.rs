@@ -20,9 +20,13 @@ use types::{BLOCK_TOKENS, BlockId, KvDtype, KvLayout};
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 
 /// The largest head dimension, which attention keeps on its stack.
-pub(crate) const HEAD_DIM_MAX: usize = 256;
+pub(crate) const HEAD_DIM_MAX: usize = 512;
 
-pub(crate) const WORKING_BYTES: usize = 1 << 20;
+/// Room for the weighted values of a query. One register more than a head, so that those of several queries do not
+/// share the lines of a cache.
+pub(crate) const VALUES_MAX: usize = HEAD_DIM_MAX + LANES;
+
+pub(crate) const WORKING_BYTES: usize = 2 << 20;
 
 pub struct Kv {
     pub(crate) spec: KvSpec,
@@ -233,7 +237,8 @@ pub struct Rope {
 
 impl Rope {
     pub fn new(cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {
-        if cos.len() != sin.len() || half_dim == 0 || !cos.len().is_multiple_of(half_dim) {
+        let overlaps = matches!(style, RopeStyle::Apart(n) if n < half_dim);
+        if cos.len() != sin.len() || half_dim == 0 || !cos.len().is_multiple_of(half_dim) || overlaps {
             return Err(Error::Shape(format!("{} cosines, {} sines, rows of {half_dim}", cos.len(), sin.len())));
         }
         Ok(Rope { cos: Vector::new(cos), sin: Vector::new(sin), half_dim, style })
@@ -243,14 +248,15 @@ impl Rope {
         [self.cos.bytes(), self.sin.bytes()]
     }
 
-    /// Turns the first `2 * half_dim` elements of a head.
+    /// Turns `half_dim` pairs of a head.
     #[inline(always)]
     fn rotate(&self, head: &mut [f32], position: usize) {
         let cos = &self.cos[position * self.half_dim..][..self.half_dim];
         let sin = &self.sin[position * self.half_dim..][..self.half_dim];
+        let apart = if let RopeStyle::Apart(n) = self.style { n } else { self.half_dim };
         match self.style {
-            RopeStyle::Halves => {
-                let (low, high) = head[..2 * self.half_dim].split_at_mut(self.half_dim);
+            RopeStyle::Halves | RopeStyle::Apart(_) => {
+                let (low, high) = head[..apart + self.half_dim].split_at_mut(apart);
                 for (((x, y), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
                     (*x, *y) = turned(*x, *y, *c, *s);
                 }
@@ -297,8 +303,8 @@ impl Kernel for RopeStore<'_> {
 impl RopeStore<'_> {
     #[inline(always)]
     fn row<L: Lanes>(&self, row: usize, position: usize, block: u32) {
-        let AttentionHeads { n_heads, n_kv_heads, head_dim, .. } = *self.call.heads;
-        let n_cols = self.call.heads.qkv_cols();
+        let AttentionHeads { n_heads, head_dim, .. } = *self.call.heads;
+        let (n_cols, n_kv_heads) = (self.call.heads.qkv_cols(), self.call.heads.n_stored());
         // SAFETY: the op checked the shape; one thread has each row.
         let row = unsafe { self.qkv.part(row * n_cols, n_cols) };
         let (turning, v) = row.split_at_mut((n_heads + n_kv_heads) * head_dim);

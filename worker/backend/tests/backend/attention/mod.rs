@@ -55,6 +55,12 @@ impl Case {
         Case { heads, dtype, style, has_rope: true, cos, sin, n_blocks, sequences, sinks: None }
     }
 
+    /// The pairs of a head that turn.
+    fn n_turned(&self) -> usize {
+        let half = self.heads.head_dim / 2;
+        if let RopeStyle::Apart(_) = self.style { half / 4 } else { half }
+    }
+
     fn length(&self, sequence: usize) -> usize {
         self.sequences[sequence].qkv.len() / self.heads.qkv_cols()
     }
@@ -86,7 +92,7 @@ impl Case {
         }
         batch.tables.push(table);
         let n_rows = batch.n_rows();
-        let rope = cpu.rope(&self.cos, &self.sin, self.heads.head_dim / 2, self.style).unwrap();
+        let rope = cpu.rope(&self.cos, &self.sin, self.n_turned(), self.style).unwrap();
         let mut qkv = filled(cpu, n_rows, &x);
         let mut out = cpu.buffer(n_rows, self.heads.n_heads * self.heads.head_dim).unwrap();
         cpu.rope_store(
@@ -175,13 +181,14 @@ impl Case {
     }
 
     fn turned(&self, x: &[f64], position: usize) -> Vec<f64> {
-        let half = x.len() / 2;
+        let half = self.n_turned();
         let mut out = x.to_vec();
         for i in 0..half {
             let angle = position * half + i;
             let (cos, sin) = (f64::from(self.cos[angle]), f64::from(self.sin[angle]));
             let (a, b) = match self.style {
                 RopeStyle::Halves => (i, i + half),
+                RopeStyle::Apart(n) => (i, i + n),
                 RopeStyle::Pairs => (2 * i, 2 * i + 1),
             };
             (out[a], out[b]) = (x[a] * cos - x[b] * sin, x[b] * cos + x[a] * sin);
@@ -190,8 +197,8 @@ impl Case {
     }
 }
 
-const SHAPES: [(usize, usize, usize); 7] =
-    [(9, 3, 64), (4, 4, 32), (8, 1, 16), (2, 1, 80), (6, 2, 24), (20, 1, 8), (2, 2, 256)];
+const SHAPES: [(usize, usize, usize); 8] =
+    [(9, 3, 64), (4, 4, 32), (8, 1, 16), (2, 1, 80), (6, 2, 24), (20, 1, 8), (2, 2, 256), (8, 1, 512)];
 
 fn styles() -> impl Iterator<Item = (KvDtype, RopeStyle)> {
     let halves = [(KvDtype::F16, RopeStyle::Halves), (KvDtype::F32, RopeStyle::Pairs)];
@@ -429,12 +436,34 @@ fn what_others_left_in_a_block_is_not_seen() {
 }
 
 #[test]
+fn a_layer_that_reads_the_keys_of_another_gives_its_bits() {
+    let mut rng = Rng(29);
+    for dtype in [KvDtype::F16, KvDtype::Int8] {
+        let case = Case::new(&mut rng, (6, 2, 64), dtype, RopeStyle::Apart(32), &[300]);
+        let (n_cols, n_q) = (case.heads.qkv_cols(), 6 * 64);
+        let mut reader = Case::new(&mut rng, (6, 2, 64), dtype, RopeStyle::Apart(32), &[300]);
+        reader.heads.is_reader = true;
+        let queries = case.sequences[0].qkv.chunks(n_cols).flat_map(|row| &row[..n_q]).copied().collect();
+        reader.sequences = vec![Sequence { qkv: queries, blocks: case.sequences[0].blocks.clone() }];
+        (reader.cos, reader.sin, reader.n_blocks) = (case.cos.clone(), case.sin.clone(), case.n_blocks);
+        for (path, cpu) in cpus(Activations::F32) {
+            let mut kv = case.kv(&cpu);
+            let expected = case.step(&cpu, &mut kv, &[(0, 0..300)]);
+            for range in [0..300, 250..300] {
+                let of_range = &expected[range.start * n_q..range.end * n_q];
+                assert_bits(&format!("{path}, {dtype:?}"), &reader.step(&cpu, &mut kv, &[(0, range)]), of_range);
+            }
+        }
+    }
+}
+
+#[test]
 fn caches_that_cannot_be_are_refused() {
     let cpu = cpu(Isa::detect(), 1, Activations::F32);
     let spec = KvSpec { n_layers: 1, n_blocks: 1, layout: KvLayout::heads(1, 64), dtype: KvDtype::F16 };
     assert!(cpu.kv(spec).is_ok());
     for bad in [
-        KvSpec { layout: KvLayout::heads(1, 512), ..spec },
+        KvSpec { layout: KvLayout::heads(1, 514), ..spec },
         KvSpec { layout: KvLayout::heads(1, 7), ..spec },
         KvSpec { n_blocks: 1 << 60, ..spec },
     ] {
@@ -442,4 +471,5 @@ fn caches_that_cannot_be_are_refused() {
     }
     assert!(cpu.rope(&[1.0; 8], &[0.0; 7], 4, RopeStyle::Halves).is_err());
     assert!(cpu.rope(&[1.0; 8], &[0.0; 8], 0, RopeStyle::Halves).is_err());
+    assert!(cpu.rope(&[1.0; 8], &[0.0; 8], 4, RopeStyle::Apart(3)).is_err());
 }

@@ -5,7 +5,7 @@ use super::linear::{KINDS, Packed};
 use crate::arguments;
 use crate::numbers::{Rng, all, assert_bits, cpu, filled};
 use backend::cpu::{Buffer, Cpu, Isa, Vector};
-use backend::{AttentionHeads, Batch, Clamp, ElementOp, Gate, Memory as _, Pointwise};
+use backend::{AttentionHeads, Batch, Clamp, ElementOp, Gate, HeadNorms, Memory as _, Pointwise};
 use types::Activations;
 
 /// Rows shorter than the lanes, uneven, longer than a block of threads, and a long one. (n_rows, cols)
@@ -248,7 +248,8 @@ fn heads_are_normed_as_on_the_cpu() {
         let (x, q, k) = (numbers(40, 5 * heads.qkv_cols()), numbers(41, head_dim), numbers(42, head_dim));
         let cpu = host();
         let mut expected = filled(&cpu, 5, &x);
-        cpu.norm_heads(&mut expected, &heads, &Vector::new(&q), &Vector::new(&k), 1e-6, 5);
+        let norms = HeadNorms { q: &Vector::new(&q), k: &Vector::new(&k), v: None, eps: 1e-6 };
+        cpu.norm_heads(&mut expected, &heads, &norms, 5);
         for order in ORDERS {
             let (out, q, k) = (Memory::of(&x), Memory::of(&q), Memory::of(&k));
             Launch { order, ..Launch::new([5, n_heads + n_kv_heads, 1], 32) }
