@@ -4,7 +4,7 @@ use crate::clients::run::RunCommand;
 use crate::clients::simulate::SimulateCommand;
 use crate::clients::verify::{ReplayCommand, VerifyCommand};
 use crate::mistakes::explained;
-use crate::models::{ModelsCommand, PullCommand, RemoveCommand, ShowCommand};
+use crate::models::{ModelsCommand, PullCommand, QuantizeCommand, RemoveCommand, ShowCommand};
 use crate::operate::{PlanCommand, scale};
 use crate::roles::coordinator::CoordinatorCommand;
 use crate::roles::router::RouterCommand;
@@ -108,6 +108,13 @@ Examples: lockstep run smollm2 \"Why is the sky blue?\"
           lockstep run smollm2                      a chat; /help lists its commands
           git diff | lockstep run smollm2 - --system \"Summarize this diff.\"
           lockstep run hf.co/Qwen/Qwen3-0.6B-GGUF:Q8_0";
+
+const QUANTIZE_HELP: &str = "\
+Each matrix gets the type that llama.cpp gives it under that name. Vectors and norms stay as they are.
+For a folder of safetensors make a GGUF first, with llama.cpp's convert_hf_to_gguf.py.
+
+Examples: lockstep quantize model-f16.gguf model-q4_k_m.gguf
+          lockstep quantize org/name-GGUF:BF16 name-q6_k.gguf --type q6_k";
 
 /// The flags that the help of `run` lists. `run` accepts more.
 const OF_RUN: [&str; 18] = [
@@ -230,6 +237,9 @@ pub enum Command {
     /// Remove models that were fetched
     #[command(after_help = "Example: lockstep rm smollm2")]
     Rm(RemoveCommand),
+    /// Write a GGUF again with fewer bits for each weight
+    #[command(after_help = QUANTIZE_HELP)]
+    Quantize(QuantizeCommand),
     /// List the models that a server has loaded
     #[command(after_help = "Example: lockstep ps --url http://127.0.0.1:8000")]
     Ps(PsCommand),

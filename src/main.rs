@@ -46,6 +46,7 @@ fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Models(models) => models::list(&models, &operate::fit),
         Command::Show(show) => models::show(&show),
         Command::Rm(remove) => models::remove(&remove),
+        Command::Quantize(quantize) => models::write_quantized(&quantize),
         Command::Ps(ps) => ps.run(),
         Command::Logs(logs) => logs.run(),
         Command::Completions(completions) => shell::completions(&completions, args::program()),

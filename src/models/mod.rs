@@ -2,10 +2,12 @@
 
 mod fitting;
 mod hub_name;
+mod quantized;
 mod remove;
 mod show;
 
 pub use fitting::Fits;
+pub use quantized::{QuantizeCommand, write_quantized};
 pub use remove::{RemoveCommand, remove};
 pub use show::{ShowCommand, show};
 

@@ -371,7 +371,7 @@ fn shells_and_readers_of_manuals_know_every_command() {
     }
     let folder = Folder::new("man");
     stdout_of(&["man", folder.0.to_str().unwrap()]);
-    for command in ["serve", "run", "top", "ps", "rm", "show", "logs", "verify", "completions"] {
+    for command in ["serve", "run", "top", "ps", "rm", "quantize", "show", "logs", "verify", "completions"] {
         let page = std::fs::read_to_string(folder.0.join(format!("lockstep-{command}.1"))).unwrap();
         assert!(page.contains(".TH") && page.contains("SYNOPSIS"), "{command}");
         let is_ordered = command != "run" || page.contains("[\\fIMODEL\\fR] [\\fIPROMPT\\fR]");

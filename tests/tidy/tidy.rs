@@ -31,6 +31,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("proto", &[]),
     ("wire", &[]),
     ("checkpoint", &[]),
+    ("quantize", &["checkpoint"]),
     ("grammar", &[]),
     ("cluster", &[]),
     ("telemetry", &[]),
@@ -47,7 +48,19 @@ const ARROWS: &[(&str, &[&str])] = &[
     // The binary joins the roles. It starts no kernel, and plans no step.
     (
         "lockstep",
-        &["proto", "wire", "checkpoint", "cluster", "telemetry", "router", "faces", "coordinator", "worker", "tools"],
+        &[
+            "proto",
+            "wire",
+            "checkpoint",
+            "quantize",
+            "cluster",
+            "telemetry",
+            "router",
+            "faces",
+            "coordinator",
+            "worker",
+            "tools",
+        ],
     ),
     ("tidy", &[]),
 ];
