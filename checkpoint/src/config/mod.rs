@@ -253,6 +253,9 @@ impl ModelSpec {
                 self.n_layers
             ));
         }
+        if u64::from(self.layer_input) * u64::from(self.n_layers) > LENGTH_MAX {
+            return ParseError::malformed(format!("inputs of {} for each layer exceed the limit", self.layer_input));
+        }
         self.check_layers()?;
         self.layers.iter().try_for_each(|layer| layer.mixer.check())?;
         if self.state_mixers().any(|mixer| Some(mixer) != self.state_mixer()) {

@@ -188,6 +188,7 @@ mod tests {
             ("enable_moe_block", json!(true)),
             ("vocab_size_per_layer_input", json!(1000)),
             ("global_head_dim", json!(300)),
+            ("hidden_size_per_layer_input", json!(1 << 20)),
         ] {
             let mut config = e2b();
             config[key] = value;

@@ -1,5 +1,5 @@
-//! Inputs that each layer has of its own for a token: a row of a table, and a projection of the embedding. A layer gates
-//! its input by the stream, and adds a projection of it.
+//! Inputs that each layer has of its own for a token: a row of a table, and a projection of the embedding. A layer
+//! gates its input by the stream, and adds a projection of it.
 
 use crate::ctx::Ctx;
 use crate::error::Result;

@@ -90,8 +90,8 @@ fn decoders_read_what_the_package_gguf_reads() {
     assert!(rest.is_empty());
 }
 
-/// The mean squared errors of llama.cpp's `quantize_*` functions on a million numbers with the variance one: of a normal
-/// distribution, and of Laplace's, which has more large numbers.
+/// The mean squared errors of llama.cpp's `quantize_*` functions on a million numbers with the variance one: of a
+/// normal distribution, and of Laplace's, which has more large numbers.
 const MEAN_SQUARES: [(Dtype, [f64; 2]); 11] = [
     (Dtype::Q8_0, [2.8545e-5, 4.5322e-5]),
     (Dtype::Q4_0, [7.3684e-3, 1.1442e-2]),
