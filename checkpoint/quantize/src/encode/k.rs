@@ -53,11 +53,7 @@ impl WeightedBlock<'_> {
 
     fn digit(&self, line: DigitLine, x: f32) -> f32 {
         let [least, most] = self.form.digits;
-        if least == 0.0 {
-            return digit_on(line, most, x);
-        }
-        let inverse = if line.scale == 0.0 { 0.0 } else { 1.0 / line.scale };
-        WholeDigits { least, most }.nearest(x * inverse)
+        digit_on(line, &WholeDigits { least, most }, x)
     }
 
     /// The weighted error of a sub-block whose digits are rounded on this line.

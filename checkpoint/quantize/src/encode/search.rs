@@ -186,9 +186,9 @@ pub(crate) fn fit_line(x: &[f32], weights: &[f32], top: f32, minimum_max: f32) -
     DigitLine { scale: best.scale, minimum: best.minimum + least }
 }
 
-/// Returns the digit, from zero to `top`, of a number on this line.
+/// Returns the digit of a number on this line.
 #[inline(always)]
-pub(crate) fn digit_on(line: DigitLine, top: f32, x: f32) -> f32 {
+pub(crate) fn digit_on(line: DigitLine, digits: &WholeDigits, x: f32) -> f32 {
     let inverse = if line.scale == 0.0 { 0.0 } else { 1.0 / line.scale };
-    WholeDigits { least: 0.0, most: top }.nearest((x - line.minimum) * inverse)
+    digits.nearest((x - line.minimum) * inverse)
 }

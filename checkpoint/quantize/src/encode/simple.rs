@@ -80,7 +80,8 @@ pub(super) fn with_minimum(bits: u32, x: &[f32], weights: &[f32], to: &mut [u8])
     let line = DigitLine { scale: d.to_f32(), minimum: m.to_f32() };
     to[..2].copy_from_slice(&d.to_le_bytes());
     to[2..4].copy_from_slice(&m.to_le_bytes());
-    put_digits(bits, |i| digit_on(line, top, x[i]) as u8, &mut to[4..]);
+    let grid = WholeDigits { least: 0.0, most: top };
+    put_digits(bits, |i| digit_on(line, &grid, x[i]) as u8, &mut to[4..]);
     Ok(())
 }
 
