@@ -33,6 +33,21 @@ pub enum Dtype {
     IQ4NL,
     /// Blocks of 256: d, 8 × 6 bits of scale, nibbles that name one of sixteen numbers.
     IQ4XS,
+    /// Blocks of 256: d, indices of runs of eight numbers, each one of three and an eighth more or less, 8 × 3 bits of
+    /// scale.
+    IQ1S,
+    /// Blocks of 256: as IQ1S, with 16 × 3 bits of scale and d in four parts.
+    IQ1M,
+    /// Blocks of 256: d, indices of runs of eight numbers of three sizes, signs, 8 × 4 bits of scale.
+    IQ2XXS,
+    /// Blocks of 256: as IQ2XXS, with 16 × 4 bits of scale and twice as many runs.
+    IQ2XS,
+    /// Blocks of 256: as IQ2XS, with all signs and twice as many runs.
+    IQ2S,
+    /// Blocks of 256: d, indices of runs of four numbers of eight sizes, signs, 8 × 4 bits of scale.
+    IQ3XXS,
+    /// Blocks of 256: as IQ3XXS, with all signs and twice as many runs.
+    IQ3S,
     /// Blocks of 256: digits of three values, five in a byte, d. Number: d × (digit - 1).
     TQ1_0,
     /// Blocks of 256: digits of three values, four in a byte, d. Number: d × (digit - 1).
@@ -51,7 +66,7 @@ const SUB_BLOCK: usize = 32;
 
 impl Dtype {
     /// Those that a file has as they are.
-    const STORED: [Dtype; 19] = [
+    const STORED: [Dtype; 26] = [
         Dtype::F32,
         Dtype::F16,
         Dtype::BF16,
@@ -67,17 +82,25 @@ impl Dtype {
         Dtype::Q6K,
         Dtype::IQ4NL,
         Dtype::IQ4XS,
+        Dtype::IQ1S,
+        Dtype::IQ1M,
+        Dtype::IQ2XXS,
+        Dtype::IQ2XS,
+        Dtype::IQ2S,
+        Dtype::IQ3XXS,
+        Dtype::IQ3S,
         Dtype::TQ1_0,
         Dtype::TQ2_0,
         Dtype::MXFP4,
         Dtype::F8E4M3,
     ];
 
-    pub const ALL: [Dtype; 19 + GroupedDtype::N] = {
-        let mut all = [Dtype::F32; 19 + GroupedDtype::N];
+    pub const ALL: [Dtype; Dtype::STORED.len() + GroupedDtype::N] = {
+        let mut all = [Dtype::F32; Dtype::STORED.len() + GroupedDtype::N];
         let mut i = 0;
         while i < all.len() {
-            all[i] = if i < 19 { Dtype::STORED[i] } else { Dtype::Grouped(GroupedDtype::ALL[i - 19]) };
+            let n = Dtype::STORED.len();
+            all[i] = if i < n { Dtype::STORED[i] } else { Dtype::Grouped(GroupedDtype::ALL[i - n]) };
             i += 1;
         }
         all
@@ -101,6 +124,13 @@ impl Dtype {
             Dtype::Q6K => ("Q6_K", 256, 210),
             Dtype::IQ4NL => ("IQ4_NL", 32, 18),
             Dtype::IQ4XS => ("IQ4_XS", 256, 136),
+            Dtype::IQ1S => ("IQ1_S", 256, 50),
+            Dtype::IQ1M => ("IQ1_M", 256, 56),
+            Dtype::IQ2XXS => ("IQ2_XXS", 256, 66),
+            Dtype::IQ2XS => ("IQ2_XS", 256, 74),
+            Dtype::IQ2S => ("IQ2_S", 256, 82),
+            Dtype::IQ3XXS => ("IQ3_XXS", 256, 98),
+            Dtype::IQ3S => ("IQ3_S", 256, 110),
             Dtype::TQ1_0 => ("TQ1_0", 256, 54),
             Dtype::TQ2_0 => ("TQ2_0", 256, 66),
             Dtype::MXFP4 => ("MXFP4", 32, 17),

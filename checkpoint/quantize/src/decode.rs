@@ -9,7 +9,11 @@ const MXFP4: [f32; 16] = [0., 1., 2., 3., 4., 6., 8., 12., 0., -1., -2., -3., -4
 
 /// Whether `decode_row` knows the type.
 pub fn can_decode(dtype: Dtype) -> bool {
-    !matches!(dtype, Dtype::F8E4M3 | Dtype::Grouped(_))
+    let is_of_runs = matches!(
+        dtype,
+        Dtype::IQ1S | Dtype::IQ1M | Dtype::IQ2XXS | Dtype::IQ2XS | Dtype::IQ2S | Dtype::IQ3XXS | Dtype::IQ3S
+    );
+    !is_of_runs && !matches!(dtype, Dtype::F8E4M3 | Dtype::Grouped(_))
 }
 
 /// Decodes a row of whole blocks. The caller has checked the type.

@@ -158,7 +158,7 @@ fn refuses_what_contradicts_itself() {
     refused(tiny().tensor("x", &[1 << 40, 1 << 40], 0, 0), "x cannot have the dimensions");
     refused(tiny().tensor("x", &[1 << 40], 0, 0), "past the end of the file");
     refused(tiny().tensor("x", &[], 0, 0), "x has 0 dimensions");
-    refused(tiny().tensor("x", &[256], 17, 0), "the tensor x has type IQ2_XS");
+    refused(tiny().tensor("x", &[256], 15, 0), "the tensor x has type Q8_K");
     refused(tiny().tensor("x", &[256], 4, 0), "the unknown type 4");
     refused(tiny().raw_meta("k", &[&array_head(8, 1 << 60)[..], &[1; 64]].concat()), "k");
     refused(tiny().raw_meta("k", &array_head(6, 1 << 62)), "is the file cut off?");

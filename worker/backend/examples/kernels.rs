@@ -1,6 +1,6 @@
 //! How fast this machine computes: each kernel beside a plain read of the same memory in the same run.
 //!
-//! `cargo run -p backend --release --example kernels [INSTRUCTIONS] [threads] [all|attention|small]`
+//! `cargo run -p backend --release --example kernels [INSTRUCTIONS] [threads] [all|attention|small|few]`
 //!
 //! Times are the calling thread's own, which computes as long as any: what else the machine does is not in them.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program for measurements")]
@@ -60,6 +60,9 @@ fn weights(dtype: Dtype, rows: usize, k: usize) -> Vec<u8> {
         Dtype::Q3K => 108..110,
         Dtype::Q6K => 208..210,
         Dtype::MXFP4 => 0..1,
+        Dtype::TQ1_0 => 52..54,
+        Dtype::TQ2_0 => 64..66,
+        Dtype::IQ1M => 48..56,
         _ => 0..2,
     };
     bytes.chunks_exact_mut(block).for_each(|block| block[header.clone()].fill(0x2c));
@@ -124,7 +127,8 @@ fn main() {
         None | Some("all") => all(isa, threads),
         Some("attention") => every_attention(&cpu(isa, threads, Activations::F32)),
         Some("small") => small_products(&cpu(isa, threads, Activations::Int8)),
-        Some(other) => panic!("unknown part {other}: set all, attention or small"),
+        Some("few") => few_bits(&cpu(isa, threads, Activations::Int8)),
+        Some(other) => panic!("unknown part {other}: set all, attention, small or few"),
     }
 }
 
@@ -145,6 +149,28 @@ fn small_products(cpu: &Cpu) {
     }
     for dtype in [Dtype::Q4_0, Dtype::Q8_0, Dtype::Q4K, Dtype::Q6K, Dtype::BF16] {
         linear(cpu, dtype, 3072, 512);
+    }
+}
+
+/// Types of at most four bits, beside each other, on the widest product of a model of 1.5 billion weights.
+fn few_bits(cpu: &Cpu) {
+    for dtype in [
+        Dtype::Q4_0,
+        Dtype::Q4K,
+        Dtype::Q3K,
+        Dtype::Q2K,
+        Dtype::TQ2_0,
+        Dtype::TQ1_0,
+        Dtype::IQ4NL,
+        Dtype::IQ4XS,
+        Dtype::MXFP4,
+        Dtype::IQ3S,
+        Dtype::IQ3XXS,
+        Dtype::IQ2XXS,
+        Dtype::IQ1S,
+        Dtype::Q8_0,
+    ] {
+        linear(cpu, dtype, 8960, 1536);
     }
 }
 

@@ -1,6 +1,7 @@
-//! A file's quantized blocks, thirty-two elements at a time: each element's digit as an unsigned byte, and the scales,
-//! as `quants` packs them. Exact: unpacking gives the file's numbers.
+//! A file's quantized blocks, thirty-two elements at a time: each element's digit as an unsigned byte, or the name of
+//! its number in a codebook, and the scales, as `quants` packs them. Exact: unpacking gives the file's numbers.
 
+use super::grids::{iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs};
 use super::quants::{COLUMNS_MAX, SIGN};
 use half::{bf16, f16};
 use types::{DigitBits, Dtype, GroupedDtype, ScaleType};
@@ -22,18 +23,21 @@ pub(crate) fn sub_block(dtype: Dtype, block: &[u8], i: usize) -> SubBlock {
         Dtype::Q5_0 => simple(fives(block, 2), &[two_bytes_at(block, 0)]),
         Dtype::Q5_1 => simple(fives(block, 4), &[two_bytes_at(block, 0), two_bytes_at(block, 2)]),
         Dtype::Q8_0 => simple(fixed::<32>(block, 2).map(|q| q ^ SIGN), &[two_bytes_at(block, 0)]),
-        Dtype::IQ4NL => {
-            simple(nibbles(block, 2).map(|name| IQ4NL[name as usize] as u8 ^ SIGN), &[two_bytes_at(block, 0)])
-        }
-        Dtype::MXFP4 => {
-            simple(nibbles(block, 1).map(|name| MXFP4[name as usize] as u8 ^ SIGN), &[half_power(block[0])])
-        }
+        Dtype::IQ4NL => simple(nibbles(block, 2), &[two_bytes_at(block, 0)]),
+        Dtype::MXFP4 => simple(nibbles(block, 1), &[half_power(block[0])]),
         Dtype::Q2K => q2_k(block, i),
         Dtype::Q3K => q3_k(block, i),
         Dtype::Q4K => q4_k(block, i),
         Dtype::Q5K => q5_k(block, i),
         Dtype::Q6K => q6_k(block, i),
         Dtype::IQ4XS => iq4_xs(block, i),
+        Dtype::IQ1S => iq1_s(block, i),
+        Dtype::IQ1M => iq1_m(block, i),
+        Dtype::IQ2XXS => iq2_xxs(block, i),
+        Dtype::IQ2XS => iq2_xs(block, i),
+        Dtype::IQ2S => iq2_s(block, i),
+        Dtype::IQ3XXS => iq3_xxs(block, i),
+        Dtype::IQ3S => iq3_s(block, i),
         Dtype::TQ1_0 => ternary(block, 52, std::array::from_fn(|j| ternary_digit(block, i * 32 + j))),
         Dtype::TQ2_0 => ternary(block, 64, bits(block, i / 4 * 32, i % 4 * 2, 3)),
         Dtype::Grouped(grouped) => simple(
@@ -49,11 +53,6 @@ pub(crate) fn sub_block(dtype: Dtype, block: &[u8], i: usize) -> SubBlock {
     }
 }
 
-/// The values of IQ4_NL's nibbles.
-const IQ4NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-/// Twice the values of MXFP4's four bits: a sign, two bits of exponent, one of fraction.
-const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-
 #[inline(always)]
 fn simple(q: [u8; 32], columns: &[[u8; 2]]) -> SubBlock {
     let mut scales = [[0; 2]; COLUMNS_MAX];
@@ -62,14 +61,14 @@ fn simple(q: [u8; 32], columns: &[[u8; 2]]) -> SubBlock {
 }
 
 #[inline(always)]
-fn fixed<const N: usize>(block: &[u8], at: usize) -> [u8; N] {
+pub(super) fn fixed<const N: usize>(block: &[u8], at: usize) -> [u8; N] {
     let mut bytes = [0; N];
     bytes.copy_from_slice(&block[at..at + N]);
     bytes
 }
 
 #[inline(always)]
-fn two_bytes_at(block: &[u8], at: usize) -> [u8; 2] {
+pub(super) fn two_bytes_at(block: &[u8], at: usize) -> [u8; 2] {
     fixed(block, at)
 }
 
@@ -124,11 +123,10 @@ fn join(low: [u8; 32], high: [u8; 32], shift: u8) -> [u8; 32] {
 
 /// 16 scales and minima · 64 bytes of two bits · d · m
 fn q2_k(block: &[u8], i: usize) -> SubBlock {
-    let pair = |i: usize| [block[i] & 15, block[i] >> 4];
     SubBlock {
         q: bits(block, 16 + i / 4 * 32, i % 4 * 2, 3),
         head: [two_bytes_at(block, 80), negate_f16(two_bytes_at(block, 82))],
-        scales: [pair(2 * i), pair(2 * i + 1)],
+        scales: [two_bytes_at(block, 2 * i), [0; 2]],
     }
 }
 
@@ -194,11 +192,7 @@ fn iq4_xs(block: &[u8], i: usize) -> SubBlock {
     let high = (u16::from_le_bytes(two_bytes_at(block, 2)) >> (2 * i) & 3) as u8;
     // Six bits with 32 added, the same for both halves.
     let scale = (low | high << 4) + (SIGN - 32);
-    SubBlock {
-        q: nibbles(block, 8 + 16 * i).map(|name| IQ4NL[name as usize] as u8 ^ SIGN),
-        head: [two_bytes_at(block, 0), [0; 2]],
-        scales: [[scale; 2], [0; 2]],
-    }
+    SubBlock { q: nibbles(block, 8 + 16 * i), head: [two_bytes_at(block, 0), [0; 2]], scales: [[scale; 2], [0; 2]] }
 }
 
 fn ternary(block: &[u8], d: usize, q: [u8; 32]) -> SubBlock {

@@ -6,10 +6,13 @@ mod amx;
 mod attention;
 mod between;
 pub(crate) mod blocks;
+pub(crate) mod codebooks;
+mod digits;
 #[cfg(test)]
 mod documented;
 mod experts;
-mod formats;
+pub(crate) mod formats;
+mod grids;
 mod isa;
 mod kv;
 pub(crate) mod lanes;

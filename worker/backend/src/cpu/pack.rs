@@ -5,19 +5,22 @@
 //! BF16             per two k:  16 pairs
 //! quantized        per 32 k:   16 × scales (and minima) of two bytes each · digits of 16 × 32 numbers
 //!                  digits:     8 bits: 8 groups of 16 × 4 bytes, group g being k = 4g .. 4g+4
-//!                              less: 4 × 64 bytes, low nibbles group 2i, high nibbles group 2i+1; then the upper bits
+//!                              4 bits: 4 × 64 bytes, low nibbles group 2i, high nibbles group 2i+1
+//!                              2 bits: 2 × 64 bytes, two bits of four groups in a byte
+//!                              3, 5 and 6 bits: the lowest 2 or 4 bits, then the upper bits
 //! F8_E4M3          per 32 k:   16 × scales of four bytes · 32 × 16 numbers
-//! Q2_K to Q6_K     per block:  16 × (d, and minus m) before the steps of a block of 256
+//! Q2_K to IQ3_S    per block:  16 × (d, and minus m) before the steps of a block of 256
 //! groups           per group:  16 × scales of two or four bytes · 16 × (the digits' middle - zero), if there are any
 //! ```
 //! Rows are padded to sixteen with zeros. A matrix is a list of parts, each with a type of its own.
 
 use super::blocks::{group_header, sub_block};
+use super::digits::{Width, pack_digits};
 use super::formats::packing;
 use super::lanes::LANES;
 use super::memory::{HostMemory, SharedPtr};
 use super::pairs::pack_row;
-use super::quants::{COLUMN_BYTES, Packing, ScaleHeaderForm, Width, pack_digits};
+use super::quants::{COLUMN_BYTES, Packing, ScaleHeaderForm};
 use super::team::Team;
 use crate::{Error, Result, StoredMatrix};
 use std::ops::Range;

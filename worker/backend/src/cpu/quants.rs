@@ -2,6 +2,8 @@
 //! type is digits of some width times scales of some kind.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
+use super::codebooks::Codebook;
+use super::digits::{DigitPacking, NamedDigits, Width};
 use super::lanes::{LANES, Lanes};
 use super::pairs::PAIR;
 use super::panels::BLOCK;
@@ -23,6 +25,8 @@ pub(crate) struct Packing {
     pub head: ScaleHeaderForm,
     pub scale_columns: usize,
     pub width: Width,
+    /// The largest digit.
+    pub digit_max: u8,
     /// Whether the two halves of a step have scales of their own.
     pub has_halves: bool,
 }
@@ -73,41 +77,12 @@ impl ScaleHeaderForm {
     }
 }
 
-/// The storage of a step's digits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Width {
-    /// Plain numbers, no digits.
-    Element,
-    /// Pairs of bf16.
-    Pair,
-    Four,
-    Five,
-    Six,
-    Eight,
-    /// E4M3 numbers, with an f32 scale for every thirty-two of a row.
-    E4M3,
-}
-
-impl Width {
-    /// Bytes that a step's digits take for sixteen rows.
-    const fn bytes(self) -> usize {
-        BLOCK * LANES / 8
-            * match self {
-                Width::Element | Width::Pair => 0,
-                Width::Four => 4,
-                Width::Five => 5,
-                Width::Six => 6,
-                Width::Eight | Width::E4M3 => 8,
-            }
-    }
-}
-
 impl Packing {
     pub const F32: Packing = Packing::elements(Width::Element, 1, 4);
     pub const F16: Packing = Packing::elements(Width::Element, 1, 2);
     pub const BF16: Packing = Packing::elements(Width::Pair, PAIR, 2);
     /// An f32 scale is as wide as two columns.
-    pub const E4M3: Packing = Packing::steps(0, 2, Width::E4M3, false);
+    pub const E4M3: Packing = Packing::steps([0, 2], Width::E4M3, 0, false);
 
     const fn elements(width: Width, unit: usize, size: usize) -> Packing {
         Packing {
@@ -116,11 +91,17 @@ impl Packing {
             head: ScaleHeaderForm::NONE,
             scale_columns: 0,
             width,
+            digit_max: 0,
             has_halves: false,
         }
     }
 
-    const fn steps(head_columns: usize, scale_columns: usize, width: Width, has_halves: bool) -> Packing {
+    const fn steps(
+        [head_columns, scale_columns]: [usize; 2],
+        width: Width,
+        digit_max: u8,
+        has_halves: bool,
+    ) -> Packing {
         let step_bytes = scale_columns * COLUMN_BYTES + width.bytes();
         Packing {
             unit: BLOCK,
@@ -128,6 +109,7 @@ impl Packing {
             head: ScaleHeaderForm::of_256(head_columns),
             scale_columns,
             width,
+            digit_max,
             has_halves,
         }
     }
@@ -135,6 +117,11 @@ impl Packing {
     /// The same steps under the heads of groups.
     pub const fn in_groups(self, grouped: GroupedDtype) -> Packing {
         Packing { head: ScaleHeaderForm::of_groups(grouped), ..self }
+    }
+
+    /// Whether products of digits and activations fit no sum of 16 bits.
+    pub const fn has_wide_digits(&self) -> bool {
+        self.digit_max > i8::MAX as u8
     }
 
     /// Bytes of a tile with `k` elements per row, the first of which is element `first` of its block.
@@ -151,8 +138,10 @@ pub(crate) trait Quant {
     /// The offset that made digits unsigned, or their middle; none where a block has its own minimum.
     const OFFSET: u8;
     /// Groups have heads of their own: `Packing::in_groups`.
-    const PACKING: Packing =
-        Packing::steps(Self::Scales::HEAD_COLUMNS, Self::Scales::COLUMNS, Self::Digits::WIDTH, Self::Scales::TWO);
+    const PACKING: Packing = {
+        let columns = [Self::Scales::HEAD_COLUMNS, Self::Scales::COLUMNS];
+        Packing::steps(columns, Self::Digits::WIDTH, Self::Digits::MAX, Self::Scales::TWO)
+    };
 }
 
 /// The format of these digits, scales and offset.
@@ -162,6 +151,15 @@ impl<D: DigitPacking, S: ScaleLayout, const OFFSET: u8> Quant for Quantized<D, S
     type Digits = D;
     type Scales = S;
     const OFFSET: u8 = OFFSET;
+}
+
+/// The format of nibbles that name the numbers of a codebook.
+pub(crate) struct NamedQuant<Numbers, Scales>(PhantomData<(Numbers, Scales)>);
+
+impl<C: Codebook, S: ScaleLayout> Quant for NamedQuant<C, S> {
+    type Digits = NamedDigits<C>;
+    type Scales = S;
+    const OFFSET: u8 = C::OFFSET;
 }
 
 /// The values that the steps up to the next head share: a scale, and perhaps a minimum or a term for digits.
@@ -256,10 +254,10 @@ pub(crate) struct F16ScaleAndMinimum;
 pub(crate) struct Bf16Scale;
 /// A six-bit scale and a six-bit minimum, times those of the head.
 pub(crate) struct HeaderTimesPair;
-/// `HeaderTimesPair` for each half.
+/// A four-bit scale and a four-bit minimum for each half, times those of the head.
 pub(crate) struct HeaderTimesTwoPairs;
-/// A signed scale for each half, times that of the head.
-pub(crate) struct HeaderTimesTwo;
+/// A signed scale for each half, times that of the head, divided by 2^SHIFT.
+pub(crate) struct HeaderTimesTwo<const SHIFT: u32>;
 /// The scale of the head, and the term that it adds to digits.
 pub(crate) struct HeaderScaleOnly;
 
@@ -318,18 +316,25 @@ impl ScaleLayout for HeaderTimesPair {
 
 impl ScaleLayout for HeaderTimesTwoPairs {
     const HEAD_COLUMNS: usize = 2;
-    const COLUMNS: usize = 2;
+    const COLUMNS: usize = 1;
     const HAS_MINIMUM: bool = true;
     const TWO: bool = true;
 
     #[inline(always)]
     unsafe fn read<L: Lanes>(head: &SharedScales<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
-        unsafe { [HeaderTimesPair::read(head, w)[0], HeaderTimesPair::read(head, w.add(COLUMN_BYTES))[0]] }
+        let (first, second) = unsafe { L::byte_pairs(ref_at(w)) };
+        let of = |pair: L| {
+            // The upper nibble: a byte less 7.5 is within half of its sixteenth, which rounding finds exactly.
+            let minimum = pair.sub(L::splat(7.5)).mul(L::splat(1.0 / 16.0)).round();
+            let scale = minimum.fma(L::splat(-16.0), pair);
+            StepScale { scale: head.scale.mul(scale), minimum: head.second.mul(minimum) }
+        };
+        [of(first), of(second)]
     }
 }
 
-impl ScaleLayout for HeaderTimesTwo {
+impl<const SHIFT: u32> ScaleLayout for HeaderTimesTwo<SHIFT> {
     const HEAD_COLUMNS: usize = 1;
     const COLUMNS: usize = 1;
     const HAS_MINIMUM: bool = false;
@@ -339,9 +344,11 @@ impl ScaleLayout for HeaderTimesTwo {
     unsafe fn read<L: Lanes>(head: &SharedScales<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
         let (first, second) = unsafe { L::byte_pairs(ref_at(w)) };
-        let sign = L::splat(f32::from(SIGN));
-        let of = [head.scale.mul(first.sub(sign)), head.scale.mul(second.sub(sign))];
-        [StepScale { scale: of[0], minimum: of[0] }, StepScale { scale: of[1], minimum: of[1] }]
+        let (sign, part) = (L::splat(f32::from(SIGN)), L::splat(1.0 / (1u32 << SHIFT) as f32));
+        [first, second].map(|scale| {
+            let scale = head.scale.mul(scale.sub(sign).mul(part));
+            StepScale { scale, minimum: scale }
+        })
     }
 }
 
@@ -359,67 +366,6 @@ impl ScaleLayout for HeaderScaleOnly {
     #[inline(always)]
     fn dequantize<L: Lanes>(head: &SharedScales<L>, of: StepScale<L>, digit: L) -> L {
         of.scale.mul(digit.add(head.second))
-    }
-}
-
-pub(crate) trait DigitPacking {
-    const WIDTH: Width;
-
-    /// Elements 8i to 8i + 4, and from there to 8i + 8, as unsigned bytes.
-    ///
-    /// # Safety
-    /// The digits of a step are at `w`, and i is below 4.
-    unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2];
-}
-
-pub(crate) struct FourBitDigits;
-/// Nibbles, then 64 bytes of fifth bits: bit g of a byte belongs to group g.
-pub(crate) struct FiveBitDigits;
-/// Nibbles, then two times 64 bytes with the upper bits of four groups.
-pub(crate) struct SixBitDigits;
-pub(crate) struct EightBitDigits;
-
-impl DigitPacking for FourBitDigits {
-    const WIDTH: Width = Width::Four;
-
-    #[inline(always)]
-    unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2] {
-        // SAFETY: the caller's promise.
-        let bytes = L::bytes(unsafe { ref_at(w.add(64 * i)) });
-        [L::low_nibbles(bytes), L::high_nibbles(bytes)]
-    }
-}
-
-impl DigitPacking for FiveBitDigits {
-    const WIDTH: Width = Width::Five;
-
-    #[inline(always)]
-    unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2] {
-        // SAFETY: the caller's promise: 256 bytes of nibbles, and 64 of bits.
-        let (low, bits) = unsafe { (FourBitDigits::pair::<L>(w, i), L::bytes(ref_at(w.add(256)))) };
-        [L::with_bits(low[0], bits, 2 * i as u32, 1), L::with_bits(low[1], bits, 2 * i as u32 + 1, 1)]
-    }
-}
-
-impl DigitPacking for SixBitDigits {
-    const WIDTH: Width = Width::Six;
-
-    #[inline(always)]
-    unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2] {
-        // SAFETY: the caller's promise: 256 bytes of nibbles, and two times 64 of bits.
-        let (low, bits) = unsafe { (FourBitDigits::pair::<L>(w, i), L::bytes(ref_at(w.add(256 + i / 2 * 64)))) };
-        let shift = i as u32 % 2 * 4;
-        [L::with_bits(low[0], bits, shift, 3), L::with_bits(low[1], bits, shift + 2, 3)]
-    }
-}
-
-impl DigitPacking for EightBitDigits {
-    const WIDTH: Width = Width::Eight;
-
-    #[inline(always)]
-    unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2] {
-        // SAFETY: the caller's promise.
-        unsafe { [L::bytes(ref_at(w.add(128 * i))), L::bytes(ref_at(w.add(128 * i + 64)))] }
     }
 }
 
@@ -443,34 +389,4 @@ pub(crate) unsafe fn unpack<L: Lanes, Q: Quant>(head: &SharedScales<L>, w: *cons
             }
         }
     }
-}
-
-/// Packs one row's digits into zeroed memory.
-pub(crate) fn pack_digits(width: Width, q: &[u8; BLOCK], lane: usize, to: &mut [u8]) {
-    let (groups, _) = q.as_chunks::<4>();
-    let word = |group: usize| u32::from_le_bytes(groups[group]);
-    if width == Width::Eight {
-        (0..8).for_each(|group| put(to, 64 * group + 4 * lane, word(group)));
-        return;
-    }
-    const LOW: u32 = 0x0f0f_0f0f;
-    for i in 0..4 {
-        put(to, 64 * i + 4 * lane, word(2 * i) & LOW | (word(2 * i + 1) & LOW) << 4);
-    }
-    let high = |group: usize| word(group) >> 4 & LOW;
-    match width {
-        Width::Five => put(to, 256 + 4 * lane, (0..8).fold(0, |bits, group| bits | high(group) << group)),
-        Width::Six => {
-            for half in 0..2 {
-                let bits = (0..4).fold(0, |bits, i| bits | high(4 * half + i) << (2 * i));
-                put(to, 256 + 64 * half + 4 * lane, bits);
-            }
-        }
-        Width::Element | Width::Pair | Width::Four | Width::Eight | Width::E4M3 => {}
-    }
-}
-
-#[inline(always)]
-fn put(to: &mut [u8], at: usize, word: u32) {
-    to[at..at + 4].copy_from_slice(&word.to_le_bytes());
 }

@@ -1,13 +1,15 @@
 //! Weights in the kernels' layout: tiles of sixteen outputs, groups of thirty-two along k, digits of 4, 8 or 16 bits
 //! with a scale and a minimum for each thirty-two or sixteen. `kernels/kernels.cuh` draws the layout.
 //!
-//! Every stored type becomes one of a few kinds. Types of 5 and 6 bits grow to 8, those of 2 and 3 to 4. MXFP4, whose
-//! powers of two an f16 does not hold, groups, whose minima it would round, and unquantized weights become bf16.
+//! Every stored type becomes one of a few kinds. Types of 5 and 6 bits and those with codebooks grow to 8, those of 2 and
+//! 3 bits to 4. MXFP4, whose powers of two an f16 does not hold, groups, whose minima it would round, and unquantized
+//! weights become bf16.
 //! Numbers of eight bits stay unchanged, with an f32 for each thirty-two.
 
 use super::driver::{Context, DeviceMemory};
 use super::kernels::{PIECES_MAX, SumPieces};
 use crate::cpu::blocks::{SubBlock, group_scale, sub_block};
+use crate::cpu::formats::digit_meaning;
 use crate::cpu::memory::SharedPtr;
 use crate::cpu::team::Team;
 use crate::{Error, Result, StoredMatrix};
@@ -49,8 +51,9 @@ impl WeightKind {
             },
             Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q4K | Dtype::TQ1_0 | Dtype::TQ2_0 => WeightKind::W4,
             Dtype::Q2K | Dtype::Q3K => WeightKind::W4h,
-            Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::IQ4NL | Dtype::IQ4XS | Dtype::Q5K => WeightKind::W8,
-            Dtype::Q6K => WeightKind::W8h,
+            Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::Q5K => WeightKind::W8,
+            Dtype::IQ4NL | Dtype::IQ4XS | Dtype::IQ1S | Dtype::IQ2XXS | Dtype::IQ3XXS | Dtype::IQ3S => WeightKind::W8,
+            Dtype::Q6K | Dtype::IQ1M | Dtype::IQ2XS | Dtype::IQ2S => WeightKind::W8h,
             Dtype::F8E4M3 => match mode {
                 NumericsMode::Lockstep => WeightKind::F8,
                 NumericsMode::Fast => WeightKind::F8Plain,
@@ -381,29 +384,32 @@ fn block_of<'a>(stored: &StoredMatrix<'_>, row: &'a [u8], group: usize) -> (&'a 
 
 fn group_of(stored: &StoredMatrix<'_>, row: &[u8], group: usize) -> DigitGroup {
     let (_, sub) = block_of(stored, row, group);
-    DigitGroup { digits: sub.q, scales: [scales(stored.dtype, &sub, 0), scales(stored.dtype, &sub, 1)] }
+    let Some(meaning) = digit_meaning(stored.dtype) else { unreachable!("numbers, not digits") };
+    let digits = meaning.codebook.map_or(sub.q, |book| sub.q.map(|name| book[usize::from(name)]));
+    let scales = [0, 1].map(|half| match scale(stored.dtype, &sub, half) {
+        (scale, Some(minimum)) => (scale, minimum),
+        (scale, None) => (scale, -meaning.offset * scale),
+    });
+    DigitGroup { digits, scales }
 }
 
-/// Returns the scale of one half, and the term added to its multiples.
-fn scales(dtype: Dtype, sub: &SubBlock, half: usize) -> (f32, f32) {
+/// Returns the scale of one half, and its minimum, if the type has one.
+fn scale(dtype: Dtype, sub: &SubBlock, half: usize) -> (f32, Option<f32>) {
     let number = |bytes: [u8; 2]| f16::from_le_bytes(bytes).to_f32();
-    let offset = |scale: f32, offset: f32| (scale, -offset * scale);
     let head = |scale: f32| number(sub.head[0]) * scale;
     // Signed scales are stored with 128 added.
-    let signed = || f32::from(sub.scales[0][half]) - 128.0;
-    let pair = |pair: [u8; 2]| (head(pair[0].into()), number(sub.head[1]) * f32::from(pair[1]));
+    let signed = |part: f32| (rounded(head((f32::from(sub.scales[0][half]) - 128.0) * part)), None);
+    let pair = |scale: u8, minimum: u8| (head(scale.into()), Some(number(sub.head[1]) * f32::from(minimum)));
     match dtype {
-        Dtype::Q4_0 => offset(number(sub.scales[0]), 8.0),
-        Dtype::Q5_0 => offset(number(sub.scales[0]), 16.0),
-        Dtype::Q8_0 | Dtype::IQ4NL => offset(number(sub.scales[0]), 128.0),
-        Dtype::Q4_1 | Dtype::Q5_1 => (number(sub.scales[0]), number(sub.scales[1])),
-        Dtype::MXFP4 => offset(bf16::from_le_bytes(sub.scales[0]).to_f32(), 128.0),
-        Dtype::Q4K | Dtype::Q5K => pair(sub.scales[0]),
-        Dtype::Q2K => pair(sub.scales[half]),
-        Dtype::Q3K => offset(rounded(head(signed())), 4.0),
-        Dtype::Q6K => offset(rounded(head(signed())), 32.0),
-        Dtype::IQ4XS => offset(rounded(head(signed())), 128.0),
-        Dtype::TQ1_0 | Dtype::TQ2_0 => offset(head(1.0), 1.0),
+        Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 | Dtype::IQ4NL => (number(sub.scales[0]), None),
+        Dtype::Q4_1 | Dtype::Q5_1 => (number(sub.scales[0]), Some(number(sub.scales[1]))),
+        Dtype::MXFP4 => (bf16::from_le_bytes(sub.scales[0]).to_f32(), None),
+        Dtype::Q4K | Dtype::Q5K => pair(sub.scales[0][0], sub.scales[0][1]),
+        Dtype::Q2K => pair(sub.scales[0][half] & 15, sub.scales[0][half] >> 4),
+        Dtype::Q3K | Dtype::Q6K | Dtype::IQ4XS | Dtype::IQ3S => signed(1.0),
+        Dtype::IQ3XXS => signed(0.25),
+        Dtype::IQ1S | Dtype::IQ1M | Dtype::IQ2XXS | Dtype::IQ2XS | Dtype::IQ2S => signed(0.125),
+        Dtype::TQ1_0 | Dtype::TQ2_0 => (head(1.0), None),
         Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F8E4M3 | Dtype::Grouped(_) => {
             unreachable!("numbers, not digits")
         }

@@ -8,7 +8,7 @@ use types::{Activations, DigitBits, Dtype, GroupedDtype, ScaleType, Scales};
 const N: usize = 512;
 
 /// The types in the order of the file that `make_quants.py` wrote.
-const WRITTEN: [Dtype; 15] = [
+const WRITTEN: [Dtype; 22] = [
     Dtype::Q4_0,
     Dtype::Q4_1,
     Dtype::Q5_0,
@@ -24,6 +24,13 @@ const WRITTEN: [Dtype; 15] = [
     Dtype::IQ4XS,
     Dtype::TQ1_0,
     Dtype::TQ2_0,
+    Dtype::IQ1S,
+    Dtype::IQ1M,
+    Dtype::IQ2XXS,
+    Dtype::IQ2XS,
+    Dtype::IQ2S,
+    Dtype::IQ3XXS,
+    Dtype::IQ3S,
 ];
 
 /// Adding zero removes the sign of a zero.

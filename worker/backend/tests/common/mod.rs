@@ -122,8 +122,20 @@ pub fn random_block(rng: &mut Rng, dtype: Dtype) -> Vec<u8> {
         Dtype::IQ4XS => (0, None, 0.0003),
         Dtype::TQ1_0 => (52, None, 1.0),
         Dtype::TQ2_0 => (64, None, 1.0),
+        Dtype::IQ1S => (0, None, 0.1),
+        Dtype::IQ2XXS | Dtype::IQ2XS | Dtype::IQ2S => (0, None, 0.002),
+        Dtype::IQ3XXS => (0, None, 0.001),
+        Dtype::IQ3S => (0, None, 0.005),
         Dtype::MXFP4 => {
             block[0] = 118 + rng.below(8) as u8;
+            return block;
+        }
+        Dtype::IQ1M => {
+            // The upper four bits of four words are the scale.
+            let d = f16::from_f32(x * 0.1).to_bits();
+            for (i, word) in block[48..].as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                word[1] = word[1] & 15 | (d >> (4 * i) << 4) as u8;
+            }
             return block;
         }
         _ => (0, None, 0.01),

@@ -206,18 +206,31 @@ impl Lanes for Avx2 {
         unsafe { Self::low_nibbles(Avx2Int(_mm256_srli_epi16::<4>(bytes.0), _mm256_srli_epi16::<4>(bytes.1))) }
     }
     #[inline(always)]
-    fn with_bits(low: Avx2Int, from: Avx2Int, shift: u32, mask: u8) -> Avx2Int {
+    fn bits(from: Avx2Int, shift: u32, mask: u8) -> Avx2Int {
         unsafe {
             let (shift, mask) = (_mm_cvtsi32_si128(shift as i32), _mm256_set1_epi8(mask as i8));
-            let first = _mm256_and_si256(_mm256_srl_epi32(from.0, shift), mask);
-            let second = _mm256_and_si256(_mm256_srl_epi32(from.1, shift), mask);
-            let (first, second) = (_mm256_slli_epi32::<4>(first), _mm256_slli_epi32::<4>(second));
-            Avx2Int(_mm256_or_si256(low.0, first), _mm256_or_si256(low.1, second))
+            let bits = |from| _mm256_and_si256(_mm256_srl_epi32(from, shift), mask);
+            Avx2Int(bits(from.0), bits(from.1))
+        }
+    }
+    #[inline(always)]
+    fn join(low: Avx2Int, high: Avx2Int, shift: u32) -> Avx2Int {
+        unsafe {
+            let shift = _mm_cvtsi32_si128(shift as i32);
+            let join = |low, high| _mm256_or_si256(low, _mm256_sll_epi32(high, shift));
+            Avx2Int(join(low.0, high.0), join(low.1, high.1))
+        }
+    }
+    #[inline(always)]
+    fn look_up(digits: &[u8; 16], names: Avx2Int) -> Avx2Int {
+        unsafe {
+            let digits = _mm256_broadcastsi128_si256(_mm_loadu_si128(digits.as_ptr().cast()));
+            Avx2Int(_mm256_shuffle_epi8(digits, names.0), _mm256_shuffle_epi8(digits, names.1))
         }
     }
     #[inline(always)]
     fn dot_small(acc: Avx2Int, w: Avx2Int, a: i32) -> Avx2Int {
-        // 2 * 63 * 127 fits 16 bits: nothing saturates.
+        // 2 * 127 * 127 fits 16 bits: nothing saturates.
         unsafe {
             let (a, ones) = (_mm256_set1_epi32(a), _mm256_set1_epi16(1));
             let low = _mm256_madd_epi16(_mm256_maddubs_epi16(w.0, a), ones);
@@ -231,7 +244,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn add_small(sum: Avx2Int, w: Avx2Int, a: i32) -> Avx2Int {
-        // Sums of 16 bits: 8 * 2 * 15 * 127, 4 * 2 * 31 * 127 and 2 * 2 * 63 * 127 are below 2^15.
+        // Two products of a digit and at most 127, as often as `WORDS_PER_SUM` of the digits allows.
         unsafe {
             let a = _mm256_set1_epi32(a);
             let (low, high) = (_mm256_maddubs_epi16(w.0, a), _mm256_maddubs_epi16(w.1, a));

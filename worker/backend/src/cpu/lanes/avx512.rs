@@ -159,11 +159,21 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
         unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), _mm512_set1_epi8(15)) }
     }
     #[inline(always)]
-    fn with_bits(low: __m512i, from: __m512i, shift: u32, mask: u8) -> __m512i {
+    fn bits(from: __m512i, shift: u32, mask: u8) -> __m512i {
         unsafe {
             let bits = _mm512_srl_epi32(from, _mm_cvtsi32_si128(shift as i32));
-            let bits = _mm512_and_si512(bits, _mm512_set1_epi8(mask as i8));
-            _mm512_or_si512(low, _mm512_slli_epi32::<4>(bits))
+            _mm512_and_si512(bits, _mm512_set1_epi8(mask as i8))
+        }
+    }
+    #[inline(always)]
+    fn join(low: __m512i, high: __m512i, shift: u32) -> __m512i {
+        unsafe { _mm512_or_si512(low, _mm512_sll_epi32(high, _mm_cvtsi32_si128(shift as i32))) }
+    }
+    #[inline(always)]
+    fn look_up(digits: &[u8; 16], names: __m512i) -> __m512i {
+        unsafe {
+            let digits = _mm512_broadcast_i32x4(_mm_loadu_si128(digits.as_ptr().cast()));
+            _mm512_shuffle_epi8(digits, names)
         }
     }
     #[inline(always)]

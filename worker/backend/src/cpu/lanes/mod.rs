@@ -82,17 +82,20 @@ pub(crate) trait Lanes: Real {
     fn int_add(a: Self::Int, b: Self::Int) -> Self::Int;
     fn low_nibbles(bytes: Self::Int) -> Self::Int;
     fn high_nibbles(bytes: Self::Int) -> Self::Int;
-    /// Each byte of `low` with bits of the same byte of `from`, shifted and masked (by 1 or 3), above its nibble.
-    fn with_bits(low: Self::Int, from: Self::Int, shift: u32, mask: u8) -> Self::Int;
-    /// acc[lane] += sum over j of `w[4 * lane + j] * a[j]`, w unsigned and below 64, a signed.
+    /// Some bits of each byte: shifted down, and masked by 1 or 3.
+    fn bits(from: Self::Int, shift: u32, mask: u8) -> Self::Int;
+    /// Each byte of `low` with the same byte of `high`, shifted up, above it.
+    fn join(low: Self::Int, high: Self::Int, shift: u32) -> Self::Int;
+    /// The byte that each of `names`, which are below 16, names.
+    fn look_up(digits: &[u8; 16], names: Self::Int) -> Self::Int;
+    /// acc[lane] += sum over j of `w[4 * lane + j] * a[j]`, w unsigned and below 128, a signed and not -128.
     fn dot_small(acc: Self::Int, w: Self::Int, a: i32) -> Self::Int;
     /// The initial sum for `add_small`; `acc` is what the sum will be added to.
     #[inline(always)]
     fn small_start(acc: Self::Int) -> Self::Int {
         acc
     }
-    /// Adds the products of `dot_small` to an unfinished sum: at most 8 times for w below 16, 4 times for w below 32,
-    /// twice for w below 64.
+    /// Adds the products of `dot_small` to an unfinished sum, at most so often that 2^15 exceeds it in each half word.
     #[inline(always)]
     fn add_small(sum: Self::Int, w: Self::Int, a: i32) -> Self::Int {
         Self::dot_small(sum, w, a)

@@ -148,9 +148,17 @@ impl Lanes for PlainFloat {
         bytes.map(|word| (word >> 4) & 0x0f0f_0f0f)
     }
     #[inline(always)]
-    fn with_bits(low: PlainInt, from: PlainInt, shift: u32, mask: u8) -> PlainInt {
+    fn bits(from: PlainInt, shift: u32, mask: u8) -> PlainInt {
         let mask = i32::from_ne_bytes([mask; 4]);
-        PlainInt(std::array::from_fn(|i| low.0[i] | ((from.0[i] >> shift) & mask) << 4))
+        from.map(|word| word >> shift & mask)
+    }
+    #[inline(always)]
+    fn join(low: PlainInt, high: PlainInt, shift: u32) -> PlainInt {
+        PlainInt(std::array::from_fn(|i| low.0[i] | high.0[i] << shift))
+    }
+    #[inline(always)]
+    fn look_up(digits: &[u8; 16], names: PlainInt) -> PlainInt {
+        names.map(|word| i32::from_le_bytes(word.to_le_bytes().map(|name| digits[usize::from(name & 15)])))
     }
     #[inline(always)]
     fn dot_small(acc: PlainInt, w: PlainInt, a: i32) -> PlainInt {

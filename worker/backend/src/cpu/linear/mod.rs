@@ -7,13 +7,14 @@
 mod tiles;
 mod weights;
 
+use super::digits::Width;
 use super::formats::{FormatVisitor, packing, visit};
 use super::isa::{Isa, Kernel, dispatch, dispatch_pairs, dispatch_tiles};
 use super::lanes::{LANES, Lanes};
 use super::memory::{HostMemory, SharedPtr};
 use super::pack::{DEPTH_MAX, LeafEnd, Matrix, MatrixPart};
 use super::panels::{Fill, Operand, PANEL_ROWS, Panel};
-use super::quants::{Quant, SharedScales, Width};
+use super::quants::{Quant, SharedScales};
 use super::{Buffer, Cpu, CpuConfig, panels};
 use crate::Linear;
 use std::marker::PhantomData;
@@ -92,7 +93,7 @@ impl ProductJob<'_> {
             Width::Element | Width::E4M3 => Operand::Floats,
             Width::Pair => Operand::Bf16,
             _ if self.isa == Isa::Amx && tiles::are_faster(&packing, self.n_rows) => Operand::Int8Tiles,
-            Width::Four | Width::Five | Width::Six | Width::Eight => Operand::Int8,
+            _ => Operand::Int8,
         }
     }
 

@@ -7,11 +7,12 @@
 use super::weights::add_scaled;
 use super::{PartialSums, ProductJob, TileProduct};
 use crate::cpu::amx::{TILE_ROWS, TileShape, TileSums};
+use crate::cpu::digits::DigitPacking;
 use crate::cpu::isa::Kernel;
 use crate::cpu::lanes::Lanes;
 use crate::cpu::pack::MatrixPart;
 use crate::cpu::panels::{BLOCK, BLOCK_WORDS, Operand};
-use crate::cpu::quants::{COLUMN_BYTES, DigitPacking, Packing, Quant, ScaleLayout, SharedScales, StepScale, Width};
+use crate::cpu::quants::{COLUMN_BYTES, Packing, Quant, ScaleLayout, SharedScales, StepScale};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -30,7 +31,7 @@ const GROUP: usize = 8;
 /// Whether there are tile products for weights of this packing. The scales of half steps would take twice as many, and
 /// digits of fewer bits unpack faster than tiles are stored.
 pub(super) const fn can_multiply(packing: &Packing) -> bool {
-    matches!(packing.width, Width::Eight) && !packing.has_halves
+    packing.has_wide_digits() && !packing.has_halves
 }
 
 pub(super) fn are_faster(packing: &Packing, n_rows: usize) -> bool {

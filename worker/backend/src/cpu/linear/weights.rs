@@ -1,11 +1,10 @@
 //! How the kernels read each type of weight along K, and multiply it by the rows of a panel.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
+use crate::cpu::digits::DigitPacking;
 use crate::cpu::lanes::{LANES, Lanes, add_products};
 use crate::cpu::panels::{BLOCK, Operand, PANEL_ROWS};
-use crate::cpu::quants::{
-    COLUMN_BYTES, DigitPacking, Packing, Quant, ScaleLayout, SharedScales, StepScale, Width, ref_at, unpack,
-};
+use crate::cpu::quants::{COLUMN_BYTES, Packing, Quant, ScaleLayout, SharedScales, StepScale, ref_at, unpack};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -165,7 +164,7 @@ impl<Q: Quant> WeightKernel for Int8Activations<Q> {
     const PACKING: Packing = Q::PACKING;
     const OPERAND: Operand = Operand::Int8;
     // Digits of eight bits take longer to unpack than their sums to reload.
-    const ROWS_MAX: usize = if is_wide(Q::Digits::WIDTH) { PANEL_ROWS } else { 4 };
+    const ROWS_MAX: usize = if Q::PACKING.has_wide_digits() { PANEL_ROWS } else { 4 };
 
     #[inline(always)]
     unsafe fn step<L: Lanes, const M: usize>(
@@ -205,9 +204,9 @@ unsafe fn dots<L: Lanes, Q: Quant, const M: usize>(
     sums: *const u32,
     width: usize,
 ) -> [L::Int; M] {
-    let is_wide = is_wide(Q::Digits::WIDTH);
+    let is_wide = Q::PACKING.has_wide_digits();
     let n_lines = Q::PACKING.step_bytes.div_ceil(64);
-    let sum_words = words_per_sum(Q::Digits::WIDTH).min(2 * pairs.len());
+    let sum_words = words_per_sum(Q::Digits::MAX).min(2 * pairs.len());
     let mut dots = [L::int_splat(0); M];
     // SAFETY: the caller's promise.
     unsafe {
@@ -243,17 +242,12 @@ unsafe fn dots<L: Lanes, Q: Quant, const M: usize>(
     dots
 }
 
-const fn is_wide(width: Width) -> bool {
-    matches!(width, Width::Eight)
-}
-
-/// How many words of each row an unfinished sum may take.
-const fn words_per_sum(width: Width) -> usize {
-    match width {
-        Width::Four => 8,
-        Width::Five => 4,
-        _ => 2,
-    }
+/// How many words of each row an unfinished sum may take: each adds two products of a digit and at most 127 to a sum
+/// of 16 bits. A power of two.
+const fn words_per_sum(digit_max: u8) -> usize {
+    let product = 2 * digit_max as u32 * i8::MAX as u32;
+    let n = i16::MAX as u32 / product;
+    if n == 0 { 1 } else { 1 << n.ilog2() }
 }
 
 /// acc += dots × scales, and what the minimum adds: `scaled_sums` are of the activations, times their scale.
