@@ -152,7 +152,7 @@ fn small_products(cpu: &Cpu) {
     }
 }
 
-/// Types of at most four bits, beside each other, on the widest product of a model of 1.5 billion weights.
+/// Types of at most four bits, beside each other, on as many rows as caches do not hold.
 fn few_bits(cpu: &Cpu) {
     for dtype in [
         Dtype::Q4_0,
@@ -170,7 +170,7 @@ fn few_bits(cpu: &Cpu) {
         Dtype::IQ1S,
         Dtype::Q8_0,
     ] {
-        linear(cpu, dtype, 8960, 1536);
+        linear(cpu, dtype, 8 * 8960, 1536);
     }
 }
 

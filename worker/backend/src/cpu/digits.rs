@@ -174,7 +174,7 @@ impl<C: Codebook> DigitPacking for NamedDigits<C> {
     unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2] {
         // SAFETY: the caller's promise.
         let names = unsafe { FourBitDigits::pair::<L>(w, i) };
-        names.map(|names| L::look_up(&C::DIGITS, names))
+        [L::look_up(&C::DIGITS, names[0]), L::look_up(&C::DIGITS, names[1])]
     }
 }
 

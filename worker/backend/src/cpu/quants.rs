@@ -324,14 +324,17 @@ impl ScaleLayout for HeaderTimesTwoPairs {
     unsafe fn read<L: Lanes>(head: &SharedScales<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
         let (first, second) = unsafe { L::byte_pairs(ref_at(w)) };
-        let of = |pair: L| {
-            // The upper nibble: a byte less 7.5 is within half of its sixteenth, which rounding finds exactly.
-            let minimum = pair.sub(L::splat(7.5)).mul(L::splat(1.0 / 16.0)).round();
-            let scale = minimum.fma(L::splat(-16.0), pair);
-            StepScale { scale: head.scale.mul(scale), minimum: head.second.mul(minimum) }
-        };
-        [of(first), of(second)]
+        [of_nibbles(head, first), of_nibbles(head, second)]
     }
+}
+
+/// Returns the scale of the lower nibble and the minimum of the upper one.
+#[inline(always)]
+fn of_nibbles<L: Lanes>(head: &SharedScales<L>, byte: L) -> StepScale<L> {
+    // A byte less 7.5 is within half of sixteen times its upper nibble, which rounding finds exactly.
+    let upper = byte.sub(L::splat(7.5)).mul(L::splat(1.0 / 16.0)).round();
+    let lower = upper.fma(L::splat(-16.0), byte);
+    StepScale { scale: head.scale.mul(lower), minimum: head.second.mul(upper) }
 }
 
 impl<const SHIFT: u32> ScaleLayout for HeaderTimesTwo<SHIFT> {
@@ -344,11 +347,9 @@ impl<const SHIFT: u32> ScaleLayout for HeaderTimesTwo<SHIFT> {
     unsafe fn read<L: Lanes>(head: &SharedScales<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
         let (first, second) = unsafe { L::byte_pairs(ref_at(w)) };
-        let (sign, part) = (L::splat(f32::from(SIGN)), L::splat(1.0 / (1u32 << SHIFT) as f32));
-        [first, second].map(|scale| {
-            let scale = head.scale.mul(scale.sub(sign).mul(part));
-            StepScale { scale, minimum: scale }
-        })
+        let (sign, unit) = (L::splat(f32::from(SIGN)), head.scale.mul(L::splat(1.0 / (1u32 << SHIFT) as f32)));
+        let of = [unit.mul(first.sub(sign)), unit.mul(second.sub(sign))];
+        [StepScale { scale: of[0], minimum: of[0] }, StepScale { scale: of[1], minimum: of[1] }]
     }
 }
 

@@ -209,16 +209,16 @@ impl Lanes for Avx2 {
     fn bits(from: Avx2Int, shift: u32, mask: u8) -> Avx2Int {
         unsafe {
             let (shift, mask) = (_mm_cvtsi32_si128(shift as i32), _mm256_set1_epi8(mask as i8));
-            let bits = |from| _mm256_and_si256(_mm256_srl_epi32(from, shift), mask);
-            Avx2Int(bits(from.0), bits(from.1))
+            let (low, high) = (_mm256_srl_epi32(from.0, shift), _mm256_srl_epi32(from.1, shift));
+            Avx2Int(_mm256_and_si256(low, mask), _mm256_and_si256(high, mask))
         }
     }
     #[inline(always)]
     fn join(low: Avx2Int, high: Avx2Int, shift: u32) -> Avx2Int {
         unsafe {
             let shift = _mm_cvtsi32_si128(shift as i32);
-            let join = |low, high| _mm256_or_si256(low, _mm256_sll_epi32(high, shift));
-            Avx2Int(join(low.0, high.0), join(low.1, high.1))
+            let (first, second) = (_mm256_sll_epi32(high.0, shift), _mm256_sll_epi32(high.1, shift));
+            Avx2Int(_mm256_or_si256(low.0, first), _mm256_or_si256(low.1, second))
         }
     }
     #[inline(always)]
