@@ -130,13 +130,13 @@ impl Bench {
         self.same_with_masks("tp 2, pp 2", drafting, base.on(2, 2), &[]).await;
         let chunked = Setup { chunk_tokens_max: 7, prefix_cache: true, ..base.clone() };
         self.same_with_masks("chunks of 7", drafting, chunked, &[]).await;
-        let crowded = Setup { n_blocks: 50, prefix_cache: true, ..base.clone() };
-        let n_preempted = self.same_with_masks("preempted", drafting, crowded, &[]).await.restarts;
-        let cleared = Setup { n_blocks: 50, zero_kv: true, ..base.clone() };
-        self.same_with_masks("cleared", drafting, cleared, &[]).await;
+        let crowded = Setup { n_blocks: 36, prefix_cache: true, ..base.clone() };
+        let preempted = self.same_with_masks("preempted", drafting, crowded, &[]).await;
+        let cleared = Setup { n_blocks: 36, zero_kv: true, ..base.clone() };
+        let also = self.same_with_masks("cleared", drafting, cleared, &[]).await;
         let seen = self.same_with_masks("lost ranks", drafting, base.on(1, 2), &[9, 25]).await;
         assert!(seen.loads > 2, "{seen:?}");
-        n_preempted
+        preempted.restarts + also.restarts
     }
 
     async fn with_late_masks(&self, drafting: DraftPolicy) {
@@ -277,7 +277,7 @@ async fn what_a_client_expects_is_guessed_and_has_the_same_bits() {
     };
     let alone = run("nothing is expected", &base, &bench.requests, &[]).await.drafts_accepted;
     let chunked = Setup { chunk_tokens_max: 7, prefix_cache: true, ..base.clone() };
-    let crowded = Setup { n_blocks: 50, prefix_cache: true, ..base.clone() };
+    let crowded = Setup { n_blocks: 36, prefix_cache: true, ..base.clone() };
     for (way, setup, breaks) in [
         ("tp 1", &base, &[][..]),
         ("tp 2", &base.on(2, 1), &[]),
