@@ -52,7 +52,7 @@ pub use window::{BandHashes, TensorWindow};
 use crate::gguf::Gguf;
 use crate::names::{FileKind, StoredTensor};
 use crate::safetensors::Shards;
-use crate::scaling::QuantConfig;
+use crate::scaling::{MODELOPT_FILE, QuantConfig};
 use crate::small_files::{read_json, read_json_if_there};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -110,7 +110,8 @@ impl Checkpoint {
 
     fn open_folder(path: &Path) -> Result<Checkpoint> {
         let config_path = path.join("config.json");
-        let config = read_json(&config_path)?;
+        let mut config = read_json(&config_path)?;
+        QuantConfig::add_modelopt(&mut config, &read_json_if_there(&path.join(MODELOPT_FILE))?);
         let generation = read_json_if_there(&path.join("generation_config.json"))?;
         let tokenizer = read_json_if_there(&path.join("tokenizer_config.json"))?;
         let name = catalogue::name_of(path);

@@ -3,6 +3,7 @@
 use crate::error::{Error, ParseError, Result};
 use crate::file::SourceFile;
 use crate::groups::codes::{CodebookMatrix, codebook_matrix};
+use crate::groups::fp4::{Fp4Matrix, fp4_matrix};
 use crate::groups::join::{TensorPart, digits_of, grouped_matrix};
 use crate::groups::method::QuantMethod;
 use crate::groups::{GroupQuantMatrix, MatrixReader};
@@ -52,6 +53,7 @@ enum EntryTensors {
     Exponents(usize, usize),
     Groups(Box<GroupQuantMatrix>),
     Codes(Box<CodebookMatrix>),
+    Fp4(Box<Fp4Matrix>),
 }
 
 impl EntryTensors {
@@ -60,6 +62,7 @@ impl EntryTensors {
         match self {
             EntryTensors::Groups(of) => Some(MatrixReader::Groups(of)),
             EntryTensors::Codes(of) => Some(MatrixReader::Codes(of)),
+            EntryTensors::Fp4(of) => Some(MatrixReader::Fp4(of)),
             EntryTensors::Itself | EntryTensors::Exponents(..) => None,
         }
     }
@@ -72,6 +75,7 @@ impl ShardEntry {
             Dtype::F32 => Stored::F32,
             Dtype::F16 => Stored::F16,
             Dtype::BF16 => Stored::BF16,
+            Dtype::F8E4M3 => Stored::F8_E4M3,
             _ => return None,
         };
         let dims = self.shape.map(|dim| dim as u64).to_vec();
@@ -110,6 +114,9 @@ impl Shards {
                 let made_of = match method {
                     QuantMethod::Codes => {
                         EntryTensors::Codes(Box::new(codebook_matrix(stem, &digits, &mut take, &read)?))
+                    }
+                    QuantMethod::Nvfp4(factor) => {
+                        EntryTensors::Fp4(Box::new(fp4_matrix(factor, stem, &digits, &mut take, &read)?))
                     }
                     _ => EntryTensors::Groups(Box::new(grouped_matrix(method, stem, &digits, &mut take, &read)?)),
                 };

@@ -6,7 +6,10 @@
 
 use crate::error::ParseError;
 use crate::groups::method::QuantMethod;
-use serde_json::Value;
+use serde_json::{Value, json};
+
+/// modelopt's own config, beside `config.json`.
+pub(crate) const MODELOPT_FILE: &str = "hf_quant_config.json";
 
 /// A device keeps one scale for at least this many columns.
 const COLUMNS: usize = 32;
@@ -37,15 +40,21 @@ impl QuantConfig {
             "fp8" => QuantConfig::of_fp8(quantized),
             // The blocks of MXFP4 have scales of their own.
             "fbgemm_fp8" | "mxfp4" => Ok(QuantConfig::default()),
-            "modelopt" => match quantized["quant_algo"].as_str() {
-                Some("FP8") => Ok(QuantConfig::default()),
-                other => refused(&format!("by modelopt as {}", other.unwrap_or("an unknown type"))),
-            },
+            "modelopt" => QuantMethod::of_modelopt(quantized["quant_algo"].as_str()).map(QuantConfig::from),
             "compressed-tensors" => QuantConfig::of_groups(quantized),
             "gptq" => QuantMethod::of_gptq(quantized).map(QuantConfig::from),
             "awq" => QuantMethod::of_awq(quantized).map(QuantConfig::from),
             "bitsandbytes" => QuantMethod::of_bitsandbytes(quantized).map(QuantConfig::from),
             _ => refused(&format!("by {method}")),
+        }
+    }
+
+    /// Adds the algorithm of modelopt's own file to a `config.json` without a `quantization_config`: older versions of
+    /// modelopt write NVFP4 so.
+    pub fn add_modelopt(config: &mut Value, own: &Value) {
+        let algorithm = own["quantization"]["quant_algo"].as_str().filter(|algorithm| algorithm.contains("NVFP4"));
+        if let (Some(algorithm), true) = (algorithm, config.is_object() && config["quantization_config"].is_null()) {
+            config["quantization_config"] = json!({"quant_method": "modelopt", "quant_algo": algorithm});
         }
     }
 
@@ -65,6 +74,7 @@ impl QuantConfig {
             Some("pack-quantized" | "int-quantized") => {
                 |group: &Value| QuantMethod::of_integers(group).map(QuantConfig::from)
             }
+            Some("nvfp4-pack-quantized") => |group: &Value| QuantMethod::of_nvfp4(group).map(QuantConfig::from),
             _ => return refused(&format!("in the format {}", quantized["format"])),
         };
         let is_there =
@@ -143,6 +153,15 @@ mod tests {
         assert_eq!(read(r#"{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}"#), blocks);
         assert_eq!(read(r#"{"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}"#), plain);
         assert_eq!(read(r#"{"quant_method": "modelopt", "quant_algo": "FP8"}"#), plain);
+        let nvfp4 = read(r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#);
+        let own = json!({"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}});
+        for mut config in [json!({}), json!({"quantization_config": null})] {
+            QuantConfig::add_modelopt(&mut config, &own);
+            assert_eq!((QuantConfig::from_config(&config), nvfp4 == plain), (nvfp4.clone(), false));
+        }
+        let mut config = json!({"quantization_config": {"quant_method": "fp8"}});
+        QuantConfig::add_modelopt(&mut config, &own);
+        assert_eq!(QuantConfig::from_config(&config), plain);
         let group = |weights: &str| {
             read(&format!(
                 r#"{{"quant_method": "compressed-tensors", "format": "float-quantized", "sparsity_config": {{}},
@@ -170,10 +189,10 @@ mod tests {
     #[test]
     fn what_is_not_is_refused_by_name() {
         for (quantized, expect) in [
-            (r#"{"quant_method": "gptq", "bits": 3}"#, "by gptq to 3 bits"),
+            (r#"{"quant_method": "gptq", "bits": 5}"#, "by gptq to 5 bits"),
             (r#"{"quant_method": "hqq", "nbits": 4}"#, "by hqq"),
             (r#"{"quant_method": "bitsandbytes"}"#, "by bitsandbytes"),
-            (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, "by modelopt as NVFP4"),
+            (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}"#, "by modelopt as NVFP4_AWQ"),
             (r#"{"quant_method": "fp8", "fmt": "e5m2"}"#, "as e5m2"),
             (r#"{"quant_method": "fp8", "weight_block_size": [128, 40]}"#, "blocks of [128,40]"),
             (r#"{"quant_method": "fp8", "weight_block_size": 128}"#, "blocks of 128"),

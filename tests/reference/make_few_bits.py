@@ -2,12 +2,13 @@
 of transformers in f32, with the numbers that the format's own unpacker reads from the written files.
 
 Besides `requirements.txt` this requires, without their dependencies, the packages that write such files:
-`pip install --no-deps compressed-tensors==0.20.0 loguru bitsandbytes==0.50.2 auto-gptq==0.7.1`, and the sources of
-autoawq 0.2.9 on PYTHONPATH: `pip download --no-deps autoawq==0.2.9`.
+`pip install --no-deps compressed-tensors==0.20.0 loguru psutil bitsandbytes==0.50.2 auto-gptq==0.7.1
+nvidia-modelopt==0.47.0`, and the sources of autoawq 0.2.9 on PYTHONPATH: `pip download --no-deps autoawq==0.2.9`.
 
     python make_few_bits.py [NAME ..]
 """
 
+import hashlib
 import importlib.util
 import json
 import sys
@@ -34,11 +35,12 @@ SHAPE = dict(
 def found(name):
     """Imports a package's folder without running its `__init__.py`, which requires packages that are missing."""
     for place in sys.path:
-        if (Path(place) / name / "__init__.py").exists():
+        folder = Path(place, *name.split("."))
+        if (folder / "__init__.py").exists():
             package = types.ModuleType(name)
-            package.__path__ = [str(Path(place) / name)]
+            package.__path__ = [str(folder)]
             sys.modules[name] = package
-            return Path(place) / name
+            return folder
     raise SystemExit(f"{name} is not on PYTHONPATH")
 
 
@@ -84,7 +86,12 @@ def awq(weight, size):
     return stored, numbers.t()
 
 
-def gptq(weight, size, bits, symmetric, version):
+def shuffled(groups):
+    """The groups of columns that were quantized in another order."""
+    return groups[torch.randperm(len(groups), generator=torch.Generator().manual_seed(len(groups)))]
+
+
+def gptq(weight, size, bits, symmetric, version, act_order=False):
     path = found("auto_gptq") / "nn_modules/qlinear/qlinear_cuda.py"
     spec = importlib.util.spec_from_file_location("qlinear_cuda", path)
     module = importlib.util.module_from_spec(spec)
@@ -92,12 +99,19 @@ def gptq(weight, size, bits, symmetric, version):
 
     size = weight.shape[1] if size == -1 else size
     # The first version of the format cannot store a zero point of zero.
-    digits, scale, zero = groups_of(weight, size, bits, symmetric, torch.float16, least_zero=1)
+    order = torch.arange(weight.shape[1], dtype=torch.int32) // size
+    order = shuffled(order) if act_order else order
+    columns = torch.argsort(order, stable=True)
+    digits, scale, zero = groups_of(weight[:, columns], size, bits, symmetric, torch.float16, least_zero=1)
+    linear = linear_of(digits, scale, zero, size)
+    linear.weight.data = linear.weight.data[:, torch.argsort(columns)]
     packed = module.QuantLinear(bits, size, weight.shape[1], weight.shape[0], False, weight_dtype=torch.float16)
-    packed.pack(linear_of(digits, scale, zero, size), scale.float(), zero.clone())
-    packed.scales = packed.scales.half().float()
-    assert torch.equal(packed.scales.t(), scale.float())
-    numbers = packed.float()(torch.eye(weight.shape[1]))
+    packed.pack(linear, scale.float(), zero.clone(), order)
+    packed.scales = packed.scales.half() if act_order else packed.scales.half().float()
+    assert torch.equal(packed.scales.t().float(), scale.float())
+    # In act-order the unpacker's own type counts, which rounds.
+    numbers = packed(torch.eye(weight.shape[1], dtype=torch.float16)) if act_order else packed.float()(
+        torch.eye(weight.shape[1]))
     qzeros = packed.qzeros
     if version == 2:
         # Converts the version as GPTQModel does.
@@ -124,6 +138,48 @@ def compressed(weight, format, weights, scale_type):
     numbers = compressor.decompress(packed, scheme)["weight"].float()
     packed["weight_scale"] = scale
     return {f".{name}": tensor for name, tensor in packed.items() if tensor is not None}, numbers
+
+
+def packed_nvfp4(weight):
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+    from compressed_tensors.quantization.quant_scheme import NVFP4A16
+    from compressed_tensors.quantization.utils.helpers import calculate_qparams, generate_gparam
+
+    scheme = QuantizationScheme(targets=["Linear"], **NVFP4A16)
+    factor = generate_gparam(weight.min(), weight.max())
+    parts = weight.reshape(len(weight), -1, 16)
+    scale, _ = calculate_qparams(parts.amin(2), parts.amax(2), scheme.weights, factor)
+    compressor = BaseCompressor.get_value_from_registry("nvfp4-pack-quantized")
+    state = {"weight": weight, "weight_scale": scale.float(), "weight_global_scale": factor}
+    packed = compressor.compress(state, scheme)
+    numbers = compressor.decompress(dict(packed), scheme)["weight"]
+    return {f".{name}": tensor for name, tensor in packed.items()}, numbers
+
+
+def modelopt():
+    """The tensor of modelopt, without its packages for training."""
+    packages = ["modelopt"] + [f"modelopt.torch{rest}" for rest in [
+        "", ".quantization", ".quantization.qtensor", ".quantization.backends", ".quantization.utils"]]
+    for name in packages:
+        found(name)
+    unused = types.SimpleNamespace(get_unwrapped_name=None, print_rank_0=None, temporarily_remove_accelerate_hook=None)
+    for name in ["modelopt.torch.utils", "modelopt.torch.utils.network"]:
+        sys.modules[name] = unused
+    sys.modules["modelopt.torch.quantization.config"] = types.SimpleNamespace(QuantizerCfgEntry=None)
+    from modelopt.torch.quantization.utils import core_utils
+
+    vars(sys.modules["modelopt.torch.quantization.utils"]).update(vars(core_utils))
+    from modelopt.torch.quantization.qtensor.nvfp4_tensor import NVFP4QTensor
+
+    return NVFP4QTensor
+
+
+def modelopt_nvfp4(weight):
+    packed, scale, factor = modelopt().quantize(weight.bfloat16(), 16)
+    numbers = packed.dequantize(torch.bfloat16, scale=scale, double_scale=factor, block_sizes={-1: 16})
+    stored = {".weight": packed._quantized_data, ".weight_scale": scale, ".weight_scale_2": factor.reshape([])}
+    return stored | {".input_scale": torch.tensor(0.01)}, numbers
 
 
 def int8(weight):
@@ -156,6 +212,12 @@ INT8 = dict(num_bits=8, type="int", symmetric=False, strategy="group", group_siz
 W8A8 = dict(num_bits=8, type="int", symmetric=True, strategy="channel")
 PER_TOKEN = dict(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
 
+NVFP4 = dict(num_bits=4, type="float", symmetric=True, strategy="tensor_group", group_size=16, dynamic=False)
+MODELOPT = dict(
+    producer=dict(name="modelopt", version="0.47.0"),
+    quantization=dict(quant_algo="NVFP4", kv_cache_quant_algo=None, group_size=16, exclude_modules=["lm_head"]),
+)
+
 # The seed, how a matrix is stored and read back, and the entry of config.json.
 CHECKPOINTS = {
     "awq": (41, lambda w: awq(w, 128), dict(
@@ -166,6 +228,18 @@ CHECKPOINTS = {
         quant_method="gptq", bits=4, group_size=128, desc_act=False, sym=True)),
     "gptq-8": (44, lambda w: gptq(w, -1, 8, False, 2), dict(
         quant_method="gptq", bits=8, group_size=-1, desc_act=True, sym=False, checkpoint_format="gptq_v2")),
+    "gptq-3": (52, lambda w: gptq(w, 32, 3, False, 1), dict(
+        quant_method="gptq", bits=3, group_size=32, desc_act=False, sym=False, checkpoint_format="gptq")),
+    "gptq-2": (53, lambda w: gptq(w, 64, 2, False, 2), dict(
+        quant_method="gptq", bits=2, group_size=64, desc_act=False, sym=False, checkpoint_format="gptq_v2")),
+    "gptq-act-order": (54, lambda w: gptq(w, 32, 4, False, 1, act_order=True), dict(
+        quant_method="gptq", bits=4, group_size=32, desc_act=True, sym=False, checkpoint_format="gptq")),
+    "nvfp4": (55, packed_nvfp4, dict(
+        quant_method="compressed-tensors", format="nvfp4-pack-quantized", quantization_status="compressed",
+        ignore=["lm_head"], kv_cache_scheme=None,
+        config_groups=dict(group_0=dict(targets=["Linear"], weights=NVFP4, input_activations=None)))),
+    # Without an entry: `hf_quant_config.json` has it.
+    "nvfp4-modelopt": (56, modelopt_nvfp4, None),
     "packed-4": (45, lambda w: compressed(w, "pack-quantized", INT4, torch.bfloat16), of_groups(
         "pack-quantized", INT4)),
     "packed-4-zeros": (46, lambda w: compressed(w, "pack-quantized", INT4_ZEROS, torch.bfloat16), of_groups(
@@ -183,6 +257,11 @@ CHECKPOINTS = {
 }
 
 
+def hash_of(numbers):
+    """The SHA-256 of numbers of 16 bits, row by row; zeros have no sign."""
+    return hashlib.sha256((numbers + 0.0).contiguous().view(torch.int16).numpy().tobytes()).hexdigest()
+
+
 def main():
     reference.configure_torch()
     for name, folder in reference.folders(CHECKPOINTS):
@@ -195,26 +274,34 @@ def make(name, folder, seed, quantize, config):
     make_llama.randomize(model, generator)
     model.to(torch.bfloat16).save_pretrained(folder)
     make_llama.write_tokenizer(folder, SHAPE["vocab_size"])
-    stored, numbers = {}, {}
+    stored, numbers, hashes = {}, {}, {}
     for key, weight in load_file(folder / "model.safetensors").items():
         numbers[key] = weight.float()
         if not key.endswith("_proj.weight"):
             stored[key] = weight
             continue
-        parts, numbers[key] = quantize(weight.float())
-        assert (numbers[key] - weight.float()).abs().max() < 0.3 * weight.float().abs().max(), key
+        parts, of_key = quantize(weight.float())
+        # Two bits have four numbers.
+        assert (of_key - weight.float()).abs().max() < 0.5 * weight.float().abs().max(), key
+        if of_key.dtype != torch.float32:
+            hashes[key] = hash_of(of_key)
+        numbers[key] = of_key.float()
         stored |= {key.removesuffix(".weight") + suffix: part.contiguous() for suffix, part in parts.items()}
         numbers[key] = numbers[key].contiguous()
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     shape = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(shape | {"quantization_config": config}, indent=2) + "\n")
+    entry = {"quantization_config": config} if config else {}
+    (folder / "config.json").write_text(json.dumps(shape | entry, indent=2) + "\n")
+    if not config:
+        (folder / "hf_quant_config.json").write_text(json.dumps(MODELOPT, indent=2) + "\n")
     with tempfile.TemporaryDirectory() as wide:
         wide = Path(wide)
         save_file(numbers, wide / "model.safetensors", metadata={"format": "pt"})
         (wide / "config.json").write_text(json.dumps(shape | {"dtype": "float32"}))
         exact = AutoModelForCausalLM.from_pretrained(wide, dtype=torch.float32, attn_implementation="eager").eval()
+    about = {"model": name, "versions": reference.versions()} | ({"numbers": hashes} if hashes else {})
     cases = [make_llama.case(exact, length, generator) for length in PROMPT_LENGTHS]
-    reference.write(folder / "expected.json", {"model": name, "versions": reference.versions()}, cases)
+    reference.write(folder / "expected.json", about, cases)
 
 
 if __name__ == "__main__":

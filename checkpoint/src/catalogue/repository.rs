@@ -8,6 +8,7 @@ use crate::catalogue::model::{FetchProgress, HubId, LocatedModel, ModelSources};
 use crate::catalogue::store::is_whole;
 use crate::error::{Error, Result};
 use crate::safetensors::{self, INDEX, SINGLE};
+use crate::scaling::MODELOPT_FILE;
 use crate::small_files::is_plain_name;
 use std::io::Read;
 use std::path::Path;
@@ -20,8 +21,8 @@ const PAGES_MAX: usize = 16;
 const NAMED_MAX: usize = 12;
 
 /// Files beside the weights. Only the first one must exist.
-const SMALL_FILES: [&str; 5] =
-    [CONFIG, "generation_config.json", "tokenizer_config.json", "chat_template.jinja", INDEX];
+const SMALL_FILES: [&str; 6] =
+    [CONFIG, "generation_config.json", "tokenizer_config.json", "chat_template.jinja", MODELOPT_FILE, INDEX];
 /// Files with a vocabulary, of which the first that exists is read.
 const TOKENIZERS: [&str; 2] = ["tokenizer.json", "tekken.json"];
 const CONFIG: &str = "config.json";

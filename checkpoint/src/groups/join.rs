@@ -1,7 +1,8 @@
 //! Decides by name which tensors of a folder form one matrix of few bits, and checks that their shapes agree.
 
 use super::method::QuantMethod;
-use super::{DigitLayout, GroupQuantMatrix, ShardMatrix};
+use super::words::WordPacking;
+use super::{ColumnGroups, DigitLayout, GroupQuantMatrix, ShardMatrix, are_in_order};
 use crate::error::ParseError;
 use safetensors::tensor::Dtype as Stored;
 use types::{DigitBits, GroupSize, GroupedDtype, ScaleType};
@@ -25,6 +26,7 @@ pub(crate) fn digits_of(method: QuantMethod) -> &'static [&'static str] {
         QuantMethod::Gptq { .. } | QuantMethod::Awq => &[".qweight"],
         QuantMethod::Integers => &[".weight_packed", ".weight"],
         QuantMethod::Int8 | QuantMethod::Codes => &[".weight"],
+        QuantMethod::Nvfp4(factor) => factor.digits(),
     }
 }
 
@@ -54,7 +56,7 @@ pub(crate) fn grouped_matrix(
             scales.dims.reverse();
             CompanionTensors { scales, zeros: None, order: None, shape: None }
         }
-        QuantMethod::Integers | QuantMethod::Codes | QuantMethod::None => CompanionTensors {
+        _ => CompanionTensors {
             scales: of(".weight_scale").ok_or_else(|| none(".weight_scale"))?,
             zeros: of(".weight_zero_point"),
             order: of(".weight_g_idx"),
@@ -80,8 +82,13 @@ pub(crate) fn grouped_matrix(
         let dims = parts.described(digits);
         return ParseError::malformed(format!("the matrix {stem} cannot be made of {dims}"));
     };
-    matrix.into_blocks(stem)
+    let head_bytes = matrix.order.map_or(0, |order| ORDER_BYTES_MAX.min(order.rows * order.cols * order.size));
+    let order_head = parts.order.and_then(|part| read(&part, head_bytes));
+    matrix.into_blocks(stem, &order_head.unwrap_or_default())
 }
+
+/// How many bytes of a list of groups decide whether the groups are scattered; more of a tensor may not be here yet.
+const ORDER_BYTES_MAX: usize = 4096;
 
 /// Reads the shape from a tensor that holds a matrix's shape.
 fn shape_in(part: &TensorPart, read: TensorReader<'_>) -> Option<[usize; 2]> {
@@ -103,7 +110,7 @@ struct CompanionTensors {
 /// A matrix whose blocks are not known yet.
 struct UnsizedMatrix {
     layout: DigitLayout,
-    bits: DigitBits,
+    packing: WordPacking,
     shape: [usize; 2],
     n_groups: usize,
     digits: ShardMatrix,
@@ -112,11 +119,6 @@ struct UnsizedMatrix {
     zero_plus: u16,
     order: Option<ShardMatrix>,
     divisor: Option<u16>,
-}
-
-/// The digits in a word.
-fn per_word(bits: DigitBits) -> usize {
-    32 / bits.bits()
 }
 
 /// A tensor of two dimensions or fewer, none of them zero. One dimension is a column.
@@ -129,7 +131,7 @@ fn cells(part: &TensorPart) -> Option<ShardMatrix> {
         _ => return None,
     };
     let size = match part.dtype {
-        Stored::I8 | Stored::U8 => 1,
+        Stored::I8 | Stored::U8 | Stored::F8_E4M3 => 1,
         Stored::F16 | Stored::BF16 => 2,
         Stored::I32 | Stored::F32 => 4,
         _ => return None,
@@ -171,24 +173,25 @@ impl CompanionTensors {
     fn down_layout(&self, digits: &TensorPart, zero_plus: u16) -> Option<UnsizedMatrix> {
         let (words, zeros) = (of_type(digits, Stored::I32)?, of_type(self.zeros.as_ref()?, Stored::I32)?);
         let rows = words.cols;
-        let bits = DigitBits::ALL.into_iter().find(|bits| zeros.cols.checked_mul(per_word(*bits)) == Some(rows))?;
-        let shape = [rows, words.rows.checked_mul(per_word(bits))?];
-        self.with_line_per_group(DigitLayout::Down, bits, shape, (words, zeros), zero_plus)
+        let packing = WordPacking::ALL.into_iter().find(|packing| packing.digits_in(zeros.cols) == Some(rows))?;
+        let shape = [rows, packing.digits_in(words.rows)?];
+        self.with_line_per_group(DigitLayout::Down, packing, shape, (words, zeros), zero_plus)
     }
 
     /// Words of eight rows, for each of K.
     fn across_layout(&self, digits: &TensorPart) -> Option<UnsizedMatrix> {
         let (words, zeros) = (of_type(digits, Stored::I32)?, of_type(self.zeros.as_ref()?, Stored::I32)?);
-        let shape = [words.cols.checked_mul(per_word(DigitBits::Four))?, words.rows];
+        let packing = WordPacking::Four;
+        let shape = [packing.digits_in(words.cols)?, words.rows];
         let is_whole = zeros.cols == words.cols;
-        is_whole.then(|| self.with_line_per_group(DigitLayout::Across, DigitBits::Four, shape, (words, zeros), 0))?
+        is_whole.then(|| self.with_line_per_group(DigitLayout::Across, packing, shape, (words, zeros), 0))?
     }
 
     /// One line of scales, and one of zeros, for each group.
     fn with_line_per_group(
         &self,
         layout: DigitLayout,
-        bits: DigitBits,
+        packing: WordPacking,
         shape: [usize; 2],
         (digits, zeros): (ShardMatrix, ShardMatrix),
         zero_plus: u16,
@@ -199,7 +202,7 @@ impl CompanionTensors {
         let zeros = Some(zeros);
         fits.then_some(UnsizedMatrix {
             layout,
-            bits,
+            packing,
             shape,
             n_groups,
             digits,
@@ -214,13 +217,14 @@ impl CompanionTensors {
     /// Words of `n` numbers along K, row after row.
     fn row_words_layout(&self, digits: &TensorPart) -> Option<UnsizedMatrix> {
         let (words, shape) = (of_type(digits, Stored::I32)?, self.shape??);
-        let bits = DigitBits::ALL.into_iter().find(|bits| words.cols.checked_mul(per_word(*bits)) == Some(shape[1]))?;
+        let both = [WordPacking::Four, WordPacking::Eight];
+        let packing = both.into_iter().find(|packing| packing.digits_in(words.cols) == Some(shape[1]))?;
         let zeros = match &self.zeros {
             None => None,
             Some(zeros) => Some(of_type(zeros, Stored::I32)?),
         };
         (words.rows == shape[0])
-            .then(|| self.with_scales_per_row(DigitLayout::Along, bits, shape, words, zeros, None))?
+            .then(|| self.with_scales_per_row(DigitLayout::Along, packing, shape, words, zeros, None))?
     }
 
     /// Bytes, row after row.
@@ -234,20 +238,20 @@ impl CompanionTensors {
         let is_right = divisor.is_none() || self.scales.dtype == Stored::F32;
         let shape = [cells.rows, cells.cols];
         is_right
-            .then(|| self.with_scales_per_row(DigitLayout::Bytes, DigitBits::Eight, shape, cells, zeros, divisor))?
+            .then(|| self.with_scales_per_row(DigitLayout::Bytes, WordPacking::Eight, shape, cells, zeros, divisor))?
     }
 
     /// Scales, and zeros, of each row.
     fn with_scales_per_row(
         &self,
         layout: DigitLayout,
-        bits: DigitBits,
+        packing: WordPacking,
         shape: [usize; 2],
         digits: ShardMatrix,
         zeros: Option<ShardMatrix>,
         divisor: Option<u16>,
     ) -> Option<UnsizedMatrix> {
-        let lines = if layout == DigitLayout::Bytes { shape[0] } else { shape[0].div_ceil(per_word(bits)) };
+        let lines = if layout == DigitLayout::Bytes { shape[0] } else { shape[0].div_ceil(packing.n_digits()) };
         let (scales, order) = (self.scales()?, self.order(shape[1])?);
         let n_groups = scales.0.cols;
         let is_one = scales.0.rows == 1 && n_groups == 1 && zeros.is_none();
@@ -255,7 +259,7 @@ impl CompanionTensors {
         let fits = fits && zeros.is_none_or(|zeros| zeros.rows == lines && zeros.cols == n_groups);
         fits.then_some(UnsizedMatrix {
             layout,
-            bits,
+            packing,
             shape,
             n_groups,
             digits,
@@ -269,8 +273,9 @@ impl CompanionTensors {
 }
 
 impl UnsizedMatrix {
-    /// Returns the matrix in blocks of the size that its groups allow.
-    fn into_blocks(self, name: &str) -> Result<GroupQuantMatrix, ParseError> {
+    /// Returns the matrix in blocks of the size that its groups allow. `order_head` begins the list of groups, if the
+    /// file has one.
+    fn into_blocks(self, name: &str, order_head: &[u8]) -> Result<GroupQuantMatrix, ParseError> {
         let [_, k] = self.shape;
         let columns = k / self.n_groups;
         let size = GroupSize::dividing(columns).filter(|_| k.is_multiple_of(self.n_groups));
@@ -281,9 +286,15 @@ impl UnsizedMatrix {
             ));
         };
         let has_zeros = self.zeros.is_some();
-        let grouped = GroupedDtype { digits: self.bits, scale: self.scales.1, has_zeros, size };
+        let digits = if self.packing == WordPacking::Eight { DigitBits::Eight } else { DigitBits::Four };
+        let groups = match self.order {
+            Some(order) if !are_in_order(order_head, columns) => ColumnGroups::Scattered(order),
+            order => ColumnGroups::InOrder(order),
+        };
+        let grouped = GroupedDtype { digits, scale: self.scales.1, has_zeros, size };
         Ok(GroupQuantMatrix {
             layout: self.layout,
+            packing: self.packing,
             grouped,
             shape: self.shape,
             columns,
@@ -291,7 +302,7 @@ impl UnsizedMatrix {
             scales: self.scales.0,
             zeros: self.zeros,
             zero_plus: self.zero_plus,
-            order: self.order,
+            groups,
             divisor: self.divisor,
         })
     }

@@ -3,6 +3,7 @@
 //! Bits, groups and zeros follow from the tensors' shapes, so that layers may differ. The config decides only what no
 //! shape shows, and what is refused.
 
+use super::fp4::ScaleFactor;
 use crate::error::ParseError;
 use serde_json::Value;
 
@@ -22,18 +23,14 @@ pub(crate) enum QuantMethod {
     Int8,
     /// NF4 and FP4 of bitsandbytes; each matrix names its own.
     Codes,
+    Nvfp4(ScaleFactor),
 }
 
 impl QuantMethod {
     pub fn of_gptq(quantized: &Value) -> Result<QuantMethod, ParseError> {
         let bits = &quantized["bits"];
-        if *bits != 4 && *bits != 8 {
+        if [2, 3, 4, 8].iter().all(|known| *bits != *known) {
             return refused(&format!("by gptq to {bits} bits"));
-        }
-        // Columns sorted by importance belong to scattered groups, unless there is only one group.
-        let is_one = quantized["group_size"] == -1 || quantized["static_groups"] == true;
-        if quantized["desc_act"] == true && !is_one {
-            return refused("by gptq in act-order (desc_act)");
         }
         if quantized["is_marlin_format"] == true || !is_one_of(&quantized["pack_dtype"], &["int32"]) {
             return refused("by gptq and repacked");
@@ -89,6 +86,29 @@ impl QuantMethod {
         }
         Ok(QuantMethod::Integers)
     }
+
+    /// Of one group of compressed-tensors' config in the format of NVFP4.
+    pub fn of_nvfp4(group: &Value) -> Result<QuantMethod, ParseError> {
+        let weights = &group["weights"];
+        let (bits, kind) = (&weights["num_bits"], &weights["type"]);
+        if *bits != 4 || kind != "float" || weights["symmetric"] == false {
+            return refused(&format!("to {kind} of {bits} bits"));
+        }
+        if weights["strategy"] != "tensor_group" || !is_one_of(&group["format"], &["nvfp4-pack-quantized"]) {
+            return refused(&format!("by the strategy {} in the format {}", weights["strategy"], group["format"]));
+        }
+        Ok(QuantMethod::Nvfp4(ScaleFactor::Divides))
+    }
+
+    /// Of modelopt's config.
+    pub fn of_modelopt(algorithm: Option<&str>) -> Result<QuantMethod, ParseError> {
+        match algorithm {
+            // The scales of eight-bit numbers are found by their names.
+            Some("FP8") => Ok(QuantMethod::None),
+            Some("NVFP4" | "W4A16_NVFP4") => Ok(QuantMethod::Nvfp4(ScaleFactor::Multiplies)),
+            other => refused(&format!("by modelopt as {}", other.unwrap_or("an unknown type"))),
+        }
+    }
 }
 
 /// Whether it is absent or one of these.
@@ -115,6 +135,11 @@ mod tests {
         assert_eq!(gptq(common), Ok(QuantMethod::Gptq { zero_plus: 1 }));
         assert_eq!(gptq(r#"{"bits": 8, "checkpoint_format": "gptq_v2"}"#), Ok(QuantMethod::Gptq { zero_plus: 0 }));
         assert_eq!(gptq(r#"{"bits": 4, "desc_act": true, "group_size": -1}"#), Ok(QuantMethod::Gptq { zero_plus: 1 }));
+        assert_eq!(gptq(r#"{"bits": 3, "desc_act": true, "group_size": 128}"#), Ok(QuantMethod::Gptq { zero_plus: 1 }));
+        let modelopt = Ok(QuantMethod::Nvfp4(ScaleFactor::Multiplies));
+        assert_eq!(QuantMethod::of_modelopt(Some("NVFP4")), modelopt);
+        let nvfp4 = r#"{"weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}}"#;
+        assert_eq!(QuantMethod::of_nvfp4(&json(nvfp4)), Ok(QuantMethod::Nvfp4(ScaleFactor::Divides)));
         let awq = r#"{"bits": 4, "group_size": 128, "version": "GEMM", "zero_point": true, "quant_method": "awq"}"#;
         assert_eq!(QuantMethod::of_awq(&json(awq)), Ok(QuantMethod::Awq));
         let eight = r#"{"_load_in_8bit": true, "load_in_4bit": false, "bnb_4bit_quant_type": "fp4"}"#;
@@ -129,8 +154,14 @@ mod tests {
     fn what_is_not_is_refused_by_name() {
         let gptq = |text: &str| QuantMethod::of_gptq(&json(text));
         let refusals = [
-            (gptq(r#"{"bits": 3}"#), "to 3 bits"),
-            (gptq(r#"{"bits": 4, "desc_act": true, "group_size": 128}"#), "act-order"),
+            (gptq(r#"{"bits": 5}"#), "to 5 bits"),
+            (QuantMethod::of_modelopt(Some("NVFP4_AWQ")), "NVFP4_AWQ"),
+            (QuantMethod::of_modelopt(None), "an unknown type"),
+            (QuantMethod::of_nvfp4(&json(r#"{"weights": {"num_bits": 8, "type": "float"}}"#)), "of 8 bits"),
+            (
+                QuantMethod::of_nvfp4(&json(r#"{"weights": {"num_bits": 4, "type": "float", "strategy": "group"}}"#)),
+                "the strategy",
+            ),
             (gptq(r#"{"bits": 4, "checkpoint_format": "marlin"}"#), "marlin"),
             (gptq(r#"{"bits": 4, "pack_dtype": "int16"}"#), "repacked"),
             (QuantMethod::of_awq(&json(r#"{"bits": 4, "version": "gemv"}"#)), "version gemv"),

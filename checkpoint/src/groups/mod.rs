@@ -8,19 +8,25 @@
 //! Along    compressed-tensors  [rows, k / n] words of n k      [rows / n, groups]     [rows, groups]
 //! Bytes    the same, LLM.int8  [rows, k], signed               [rows, groups]         [rows, groups]
 //! ```
-//! A word has 32 bits, with its first digit in the lowest. In AWQ the even rows of eight come first. Signed digits and
-//! zeros are read with their middle added.
+//! A word has 32 bits, with its first digit in the lowest; `n` digits of three bits fill three words. In AWQ the even
+//! rows of eight come first. Signed digits and zeros are read with their middle added. Digits of two and three bits
+//! become digits of four.
 
 pub(crate) mod codes;
+pub(crate) mod fp4;
 pub(crate) mod join;
 pub(crate) mod method;
+mod scattered;
+mod words;
 
 use crate::error::{Error, Result};
 use crate::file::SourceFile;
 use codes::CodebookMatrix;
+use fp4::Fp4Matrix;
 use half::f16;
 use std::ops::Range;
 use types::{DigitBits, Dtype, GroupedDtype};
+use words::{WordPacking, words_of};
 
 /// Numbers in a file, in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +88,7 @@ pub(crate) enum DigitLayout {
 pub(crate) enum MatrixReader<'a> {
     Groups(&'a GroupQuantMatrix),
     Codes(&'a CodebookMatrix),
+    Fp4(&'a Fp4Matrix),
 }
 
 impl MatrixReader<'_> {
@@ -89,13 +96,15 @@ impl MatrixReader<'_> {
         match self {
             MatrixReader::Groups(of) => of.shape,
             MatrixReader::Codes(of) => of.shape,
+            MatrixReader::Fp4(of) => of.shape,
         }
     }
 
     pub fn dtype(&self) -> Dtype {
         match self {
-            MatrixReader::Groups(of) => Dtype::Grouped(of.grouped),
+            MatrixReader::Groups(of) => of.dtype(),
             MatrixReader::Codes(of) => of.dtype,
+            MatrixReader::Fp4(_) => Fp4Matrix::DTYPE,
         }
     }
 
@@ -104,6 +113,7 @@ impl MatrixReader<'_> {
         let digits = match self {
             MatrixReader::Groups(of) => of.digits,
             MatrixReader::Codes(of) => of.digits,
+            MatrixReader::Fp4(of) => of.digits,
         };
         (digits.shard, digits.start)
     }
@@ -112,6 +122,7 @@ impl MatrixReader<'_> {
         match self {
             MatrixReader::Groups(of) => of.edge_bytes(files, n),
             MatrixReader::Codes(of) => of.edge_bytes(files, n),
+            MatrixReader::Fp4(of) => of.edge_bytes(files, n),
         }
     }
 
@@ -119,18 +130,29 @@ impl MatrixReader<'_> {
         match self {
             MatrixReader::Groups(of) => of.read_rows(files, rows, to),
             MatrixReader::Codes(of) => of.read_rows(files, rows, to),
+            MatrixReader::Fp4(of) => of.read_rows(files, rows, to),
         }
     }
 }
 
 /// The row of eight at each place of an AWQ word.
 const EVEN_FIRST: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-const IN_ORDER: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+/// Which group a column belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ColumnGroups {
+    /// The one that contains it. A tensor that lists the groups must agree.
+    InOrder(Option<ShardMatrix>),
+    /// The one that this tensor lists, in words.
+    Scattered(ShardMatrix),
+}
 
 /// One matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GroupQuantMatrix {
     pub layout: DigitLayout,
+    /// How the file packs digits and zeros, where they are in words.
+    pub packing: WordPacking,
     pub grouped: GroupedDtype,
     /// Rows and columns of the matrix.
     pub shape: [usize; 2],
@@ -141,8 +163,7 @@ pub(crate) struct GroupQuantMatrix {
     pub zeros: Option<ShardMatrix>,
     /// Added to stored zeros.
     pub zero_plus: u16,
-    /// For each column its group, in words. It must be the group that contains the column.
-    pub order: Option<ShardMatrix>,
+    pub groups: ColumnGroups,
     /// Scales are relative to numbers that were divided by this.
     pub divisor: Option<u16>,
 }
@@ -150,14 +171,19 @@ pub(crate) struct GroupQuantMatrix {
 impl GroupQuantMatrix {
     /// The first and the last bytes of all its tensors.
     pub fn edge_bytes(&self, files: &[SourceFile], n: usize) -> Result<Vec<u8>> {
-        let all = [Some(self.digits), Some(self.scales), self.zeros].into_iter().flatten();
+        let order = if let ColumnGroups::Scattered(order) = self.groups { Some(order) } else { None };
+        let all = [Some(self.digits), Some(self.scales), self.zeros, order].into_iter().flatten();
         let ends = all.map(|cells| cells.edge_bytes(files, n)).collect::<Result<Vec<_>>>()?;
         Ok(ends.concat())
     }
 
-    /// The blocks of some rows, one row after another.
+    /// Some rows, one after another: their blocks, or the numbers if their groups are scattered.
     pub fn read_rows(&self, files: &[SourceFile], rows: Range<usize>, to: &mut [u8]) -> Result<()> {
-        self.check_order(files)?;
+        match self.groups {
+            ColumnGroups::Scattered(order) => return self.read_numbers(files, &rows, order, to),
+            ColumnGroups::InOrder(Some(order)) => self.check_order(files, order)?,
+            ColumnGroups::InOrder(None) => {}
+        }
         let (k, n_groups) = (self.shape[1], self.n_groups());
         let (digits, scales) = (self.read_digits(files, &rows)?, self.read_scales(files, &rows)?);
         let zeros = self.read_zeros(files, &rows)?;
@@ -181,48 +207,40 @@ impl GroupQuantMatrix {
         self.shape[1] / self.columns
     }
 
-    /// DigitBits per word.
-    fn per_word(&self) -> usize {
-        32 / self.grouped.digits.bits()
-    }
-
-    fn row_order(&self) -> &'static [usize] {
-        if self.layout == DigitLayout::Across { &EVEN_FIRST } else { &IN_ORDER[..self.per_word()] }
-    }
-
-    /// The digits of a word, the lowest first.
-    fn digits_of_word(&self, word: u32) -> impl Iterator<Item = u8> + use<> {
-        let (bits, n) = (self.grouped.digits.bits(), self.per_word());
-        (0..n).map(move |i| (word >> (i * bits) & ((1 << bits) - 1)) as u8)
+    /// The row at a place of a run.
+    fn row_at(&self, place: usize) -> usize {
+        if self.layout == DigitLayout::Across { EVEN_FIRST[place] } else { place }
     }
 
     /// One byte each, `[rows, k]`.
     fn read_digits(&self, files: &[SourceFile], rows: &Range<usize>) -> Result<Vec<u8>> {
-        let (k, n) = (self.shape[1], self.per_word());
+        let (k, packing) = (self.shape[1], self.packing);
+        let (n, n_words) = (packing.n_digits(), packing.n_words());
         let mut digits = vec![0; rows.len() * k];
         match self.layout {
             DigitLayout::Down => {
-                let words = self.digits.read(files, 0..k / n, rows.clone())?;
-                for (i, word) in words_of(&words).enumerate() {
+                let words = self.digits.read(files, 0..k / n * n_words, rows.clone())?;
+                for (i, run) in packing.runs_down(&words, rows.len()).enumerate() {
                     let at = i % rows.len() * k + i / rows.len() * n;
-                    digits[at..at + n].iter_mut().zip(self.digits_of_word(word)).for_each(|(to, digit)| *to = digit);
+                    digits[at..at + n].iter_mut().zip(packing.digits(run)).for_each(|(to, digit)| *to = digit);
                 }
             }
             DigitLayout::Across => {
                 let of_rows = rows.start / n..rows.end.div_ceil(n);
                 let words = self.digits.read(files, 0..k, of_rows.clone())?;
-                for (i, word) in words_of(&words).enumerate() {
+                for (i, run) in packing.runs(&words).enumerate() {
                     let (column, first) = (i / of_rows.len(), (of_rows.start + i % of_rows.len()) * n);
-                    for (row, digit) in self.row_order().iter().zip(self.digits_of_word(word)) {
-                        if rows.contains(&(first + row)) {
-                            digits[(first + row - rows.start) * k + column] = digit;
+                    for (place, digit) in packing.digits(run).enumerate() {
+                        let row = first + self.row_at(place);
+                        if rows.contains(&row) {
+                            digits[(row - rows.start) * k + column] = digit;
                         }
                     }
                 }
             }
             DigitLayout::Along => {
                 let words = self.digits.read(files, rows.clone(), 0..k / n)?;
-                let each = words_of(&words).flat_map(|word| self.digits_of_word(word));
+                let each = packing.runs(&words).flat_map(|run| packing.digits(run));
                 digits.iter_mut().zip(each).for_each(|(to, digit)| *to = digit);
             }
             DigitLayout::Bytes => {
@@ -236,7 +254,7 @@ impl GroupQuantMatrix {
     /// `[rows, groups]`.
     fn read_zeros(&self, files: &[SourceFile], rows: &Range<usize>) -> Result<Option<Vec<u16>>> {
         let Some(cells) = self.zeros else { return Ok(None) };
-        let (n, n_groups) = (self.per_word(), self.n_groups());
+        let (packing, n, n_groups) = (self.packing, self.packing.n_digits(), self.n_groups());
         let of_rows = rows.start / n..rows.end.div_ceil(n);
         let words = match self.layout {
             DigitLayout::Bytes => {
@@ -244,18 +262,22 @@ impl GroupQuantMatrix {
                 return Ok(Some(zeros.into_iter().map(|zero| u16::from(zero ^ DigitBits::Eight.middle())).collect()));
             }
             DigitLayout::Along => cells.read(files, of_rows.clone(), 0..n_groups)?,
-            DigitLayout::Down | DigitLayout::Across => cells.read(files, 0..n_groups, of_rows.clone())?,
+            DigitLayout::Down | DigitLayout::Across => {
+                let n_words = packing.n_words();
+                cells.read(files, 0..n_groups, of_rows.start * n_words..of_rows.end * n_words)?
+            }
         };
         let mut zeros = vec![0; rows.len() * n_groups];
-        for (i, word) in words_of(&words).enumerate() {
-            let (group, word_row) = match self.layout {
+        for (i, run) in packing.runs(&words).enumerate() {
+            let (group, run_row) = match self.layout {
                 DigitLayout::Along => (i % n_groups, i / n_groups),
                 _ => (i / of_rows.len(), i % of_rows.len()),
             };
-            let first = (of_rows.start + word_row) * n;
-            for (row, zero) in self.row_order().iter().zip(self.digits_of_word(word)) {
-                if rows.contains(&(first + row)) {
-                    zeros[(first + row - rows.start) * n_groups + group] = self.decode_zero(files, zero)?;
+            let first = (of_rows.start + run_row) * n;
+            for (place, zero) in packing.digits(run).enumerate() {
+                let row = first + self.row_at(place);
+                if rows.contains(&row) {
+                    zeros[(row - rows.start) * n_groups + group] = self.decode_zero(files, zero)?;
                 }
             }
         }
@@ -264,7 +286,7 @@ impl GroupQuantMatrix {
 
     /// Decodes a stored zero.
     fn decode_zero(&self, files: &[SourceFile], stored: u8) -> Result<u16> {
-        let largest = u8::MAX >> (8 - self.grouped.digits.bits());
+        let largest = u8::MAX >> (8 - self.packing.bits());
         if self.zero_plus > 0 && stored == largest {
             let what =
                 format!("a zero of GPTQ's first format that is stored as {stored}, which tools read differently,");
@@ -300,19 +322,19 @@ impl GroupQuantMatrix {
     }
 
     /// Refuses a matrix whose columns are not in the order of their groups.
-    fn check_order(&self, files: &[SourceFile]) -> Result<()> {
-        let Some(cells) = self.order else { return Ok(()) };
-        let order = cells.read(files, 0..cells.rows, 0..cells.cols)?;
-        if words_of(&order).enumerate().all(|(column, group)| group as usize == column / self.columns) {
+    fn check_order(&self, files: &[SourceFile], order: ShardMatrix) -> Result<()> {
+        let groups = order.read(files, 0..order.rows, 0..order.cols)?;
+        if are_in_order(&groups, self.columns) {
             return Ok(());
         }
-        let what = "a matrix whose columns are not in the order of their groups (act-order, desc_act)".to_owned();
-        Err(Error::Unsupported { path: files[cells.shard].path().to_owned(), what })
+        let what = "a matrix whose first columns are in the order of their groups, but not the later ones (act-order)";
+        Err(Error::Unsupported { path: files[order.shard].path().to_owned(), what: what.to_owned() })
     }
 }
 
-fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
-    bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes))
+/// Whether these are the groups of the first columns, with so many columns for each.
+fn are_in_order(groups: &[u8], columns: usize) -> bool {
+    words_of(groups).enumerate().all(|(column, group)| group as usize == column / columns)
 }
 
 /// Packs a block's digits, which come as one byte each.

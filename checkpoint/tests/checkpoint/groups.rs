@@ -3,6 +3,7 @@
 
 use checkpoint::Checkpoint;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 
 /// A folder that is deleted on drop.
@@ -14,6 +15,10 @@ impl Drop for Scratch {
     }
 }
 
+fn reference(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference").join(name)
+}
+
 /// A checkpoint's config and header, and the bytes of its tensors.
 struct Parts {
     config: Value,
@@ -23,7 +28,7 @@ struct Parts {
 
 impl Parts {
     fn of(name: &str) -> Parts {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference").join(name);
+        let folder = reference(name);
         let config = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
         let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
         let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -65,6 +70,32 @@ const DOWN: &str = "model.layers.0.mlp.down_proj";
 /// As in `make_few_bits.py`.
 const WIDTH: usize = 128;
 
+fn modelopt(algorithm: &str) -> Value {
+    json!({"quant_method": "modelopt", "quant_algo": algorithm})
+}
+
+/// Matrices that are read as numbers of 16 bits have those of their format's own unpacker, bit for bit.
+#[test]
+fn numbers_are_those_of_the_formats_unpackers() {
+    for name in ["nvfp4", "nvfp4-modelopt", "gptq-act-order"] {
+        let folder = reference(name);
+        let expected: Value = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let hashes = expected["numbers"].as_object().unwrap();
+        assert_eq!(hashes.len(), 14, "{name}");
+        for (weight, hash) in hashes {
+            let mut bytes = checkpoint.tensor(weight).unwrap().read().unwrap();
+            for number in bytes.as_chunks_mut().0 {
+                if u16::from_le_bytes(*number) == 0x8000 {
+                    *number = [0; 2];
+                }
+            }
+            let found: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(Value::from(found), *hash, "{weight} of {name}");
+        }
+    }
+}
+
 #[test]
 fn what_contradicts_itself_is_refused_with_a_reason() {
     type Edit = fn(&mut Parts);
@@ -82,12 +113,32 @@ fn what_contradicts_itself_is_refused_with_a_reason() {
         ("awq", |of| of.config["quantization_config"] = Value::Null, "type I32"),
         ("awq", |of| of.config["quantization_config"]["quant_method"] = json!("gptq"), "cannot be made of"),
         ("gptq-4", |_| {}, ""),
-        ("gptq-4", |of| of.bytes(".g_idx").fill(1), "act-order"),
+        ("gptq-4", |of| of.bytes(".g_idx").fill(1), "2 groups, whose column 0 is in group 16843009 (g_idx)"),
         ("gptq-4", |of| of.tensor(".g_idx")["shape"] = json!([WIDTH * 4]), "not safetensors"),
         ("gptq-4", |of| of.bytes(".qzeros")[0] |= 0xf, "stored as 15"),
         ("gptq-4", |of| of.tensor(".qzeros")["shape"] = json!([4, 8]), "cannot be made of"),
-        ("gptq-4", |of| of.config["quantization_config"]["bits"] = json!(3), "gptq to 3 bits"),
+        ("gptq-4", |of| of.config["quantization_config"]["bits"] = json!(5), "gptq to 5 bits"),
         ("gptq-8", |of| of.bytes(".qzeros")[0] = 0xff, ""),
+        ("gptq-3", |_| {}, ""),
+        ("gptq-3", |of| of.tensor(".qweight")["shape"] = json!([4, 384]), "cannot be made of"),
+        ("gptq-3", |of| of.tensor(".qzeros")["shape"] = json!([3, 16]), "cannot be made of"),
+        ("gptq-3", |of| of.bytes(".qzeros")[0] |= 7, "stored as 7"),
+        ("gptq-2", |of| of.bytes(".qzeros")[0] |= 3, ""),
+        ("gptq-act-order", |_| {}, ""),
+        ("gptq-act-order", |of| of.bytes(".g_idx")[WIDTH * 4 - 4] = 4, "column 127 is in group 4 (g_idx)"),
+        ("gptq-act-order", |of| of.bytes(".g_idx").fill(0xff), "column 0 is in group -1 (g_idx)"),
+        ("gptq-act-order", |of| of.rename(".g_idx", ".others"), ""),
+        ("nvfp4", |_| {}, ""),
+        ("nvfp4", |of| of.tensor(".weight_scale")["shape"] = json!([8, WIDTH]), "cannot be made of U8 [128, 64]"),
+        ("nvfp4", |of| of.tensor(".weight_packed")["shape"] = json!([64, WIDTH]), "F8_E4M3 [128, 8], F32 [1, 1]"),
+        ("nvfp4", |of| of.rename(".weight_scale", ".others"), "has no model.layers.0.mlp.down_proj.weight_scale"),
+        ("nvfp4", |of| of.rename(".weight_global_scale", ".others"), "down_proj.weight_global_scale"),
+        ("nvfp4", |of| of.bytes(".weight_global_scale").fill(0), "weight_global_scale is 0, which is not a positive"),
+        ("nvfp4", |of| of.bytes(".weight_global_scale").fill(0xff), "weight_global_scale is NaN"),
+        ("nvfp4", |of| of.config["quantization_config"] = modelopt("NVFP4"), "has type U8"),
+        ("nvfp4-modelopt", |of| of.config["quantization_config"] = modelopt("NVFP4"), ""),
+        ("nvfp4-modelopt", |of| of.config["quantization_config"] = modelopt("NVFP4_AWQ"), "modelopt as NVFP4_AWQ"),
+        ("nvfp4-modelopt", |_| {}, "has type U8"),
         ("packed-4", |of| of.bytes(".weight_shape")[8] = 96, "but weight_shape is [128, 96]"),
         ("packed-4", |of| of.bytes(".weight_shape").fill(0xff), "cannot be made of"),
         ("packed-4", |of| of.tensor(".weight_scale")["shape"] = json!([4, WIDTH]), "cannot be made of"),

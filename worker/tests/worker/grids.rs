@@ -92,7 +92,7 @@ fn a_tied_embedding_is_the_head_of_the_last_stage_too() {
 /// over stages, and over ranks of which one owns nothing.
 #[test]
 fn every_family_gives_the_tokens_of_one_rank() {
-    const FAMILIES: [(&str, u32); 42] = [
+    const FAMILIES: [(&str, u32); 45] = [
         ("mixtral", 2),
         ("qwen3-moe", 3),
         ("qwen2", 2),
@@ -122,9 +122,12 @@ fn every_family_gives_the_tokens_of_one_rank() {
         ("granite4", 3),
         ("awq", 2),
         ("gptq-4", 2),
+        ("gptq-3", 2),
+        ("gptq-act-order", 2),
         ("packed-4-zeros", 2),
         ("packed-8", 2),
         ("w8a8", 2),
+        ("nvfp4", 2),
         ("lfm2", 3),
         ("lfm2-moe", 3),
         ("qwen3.5-moe-fused", 2),

@@ -5,7 +5,7 @@ use crate::harness::{Random, Rounds, damage, mutate};
 use serde_json::Value;
 use std::path::Path;
 
-const FOLDERS: [&str; 14] = [
+const FOLDERS: [&str; 17] = [
     "llama-f16-sharded",
     "gemma3",
     "qwen3-moe",
@@ -16,10 +16,13 @@ const FOLDERS: [&str; 14] = [
     "fp8-channel",
     "awq",
     "gptq-4",
+    "gptq-3",
+    "gptq-act-order",
     "packed-4-zeros",
     "w8a8",
     "llm-int8",
     "nf4",
+    "nvfp4",
 ];
 const SMALL: [&str; 4] = ["config.json", "generation_config.json", "tokenizer_config.json", INDEX];
 const INDEX: &str = "model.safetensors.index.json";

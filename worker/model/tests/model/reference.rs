@@ -12,11 +12,14 @@ const FOLDERS: [&str; 4] = ["llama-f32-tied", "llama-f32-rope3", "llama-f16-shar
 /// Eight-bit weights, with scales in each of the layouts found on hubs.
 const EIGHT_BITS: [&str; 3] = ["fp8-tensor", "fp8-channel", "fp8-block"];
 /// Weights of few bits, each as its format's own packer wrote it.
-const FEW_BITS: [&str; 11] = [
+const FEW_BITS: [&str; 16] = [
     "awq",
     "gptq-4",
     "gptq-4-sym",
     "gptq-8",
+    "gptq-3",
+    "gptq-2",
+    "gptq-act-order",
     "packed-4",
     "packed-4-zeros",
     "packed-8",
@@ -24,6 +27,8 @@ const FEW_BITS: [&str; 11] = [
     "llm-int8",
     "nf4",
     "fp4",
+    "nvfp4",
+    "nvfp4-modelopt",
 ];
 /// `tests/reference/README.md` lists what only each of them covers.
 const FAMILIES: [&str; 42] = [
