@@ -1,16 +1,35 @@
 //! The form of a decoder: its norms, its activation, its positions. Knows no weights.
 
+use super::mixer::MixerSpec;
+
 /// How a family's decoder differs from others.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderForm {
     pub activation: Activation,
     /// The norms of a layer, by their names.
     pub norms: BlockNorms<&'static str>,
+    /// Those of recurrent layers, if they differ.
+    pub recurrent_norms: Option<BlockNorms<&'static str>>,
     pub norm_kind: NormKind,
     /// Learned positions are added to the embedding.
     pub learns_positions: bool,
     /// The stream is multiplied by a stored number behind each layer.
     pub scales_layers: bool,
+}
+
+impl DecoderForm {
+    /// The norms of a layer with this mixer.
+    pub fn norms_of(&self, mixer: &MixerSpec) -> BlockNorms<&'static str> {
+        match mixer {
+            MixerSpec::Recurrence(_) => self.recurrent_norms.unwrap_or(self.norms),
+            _ => self.norms,
+        }
+    }
+
+    /// Whether every sublayer's output goes straight to the stream.
+    pub fn has_all_norms_before(&self) -> bool {
+        [Some(self.norms), self.recurrent_norms].iter().flatten().all(BlockNorms::are_all_before)
+    }
 }
 
 /// The activation between an MLP's products.

@@ -44,8 +44,9 @@ pub enum RecurrenceStorage {
 /// How a position enters the state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RecurrenceRule {
-    /// The gated delta rule; each head's output is normed.
-    Delta,
+    /// The gated delta rule. A step is a sigmoid times `step_max`; each head's output is normed, with an epsilon of its
+    /// own or the model's.
+    Delta { step_max: f32, eps: Option<f32> },
     /// Mamba-2. Steps are clamped to these bounds; outputs are normed over the heads of a key head together.
     StateSpace { step_min: f32, step_max: f32 },
 }
@@ -122,6 +123,16 @@ impl MixerSpec {
     }
 }
 
+impl RecurrenceRule {
+    /// The delta rule of models that state no other bounds.
+    pub const DELTA: RecurrenceRule = RecurrenceRule::Delta { step_max: 1.0, eps: None };
+
+    /// Whether each head has a projected number for its step.
+    pub fn has_steps(&self) -> bool {
+        matches!(self, RecurrenceRule::Delta { .. })
+    }
+}
+
 impl RecurrenceSpec {
     /// Returns the layout of the state that a layer keeps of earlier positions.
     pub fn layout(&self) -> KvLayout {
@@ -135,7 +146,7 @@ impl RecurrenceSpec {
 
     /// Returns the columns of its projections: the channels, the output's gate, and one or two numbers for each head.
     pub fn n_cols(&self) -> u32 {
-        let n_gates = if self.rule == RecurrenceRule::Delta { 2 } else { 1 };
+        let n_gates = if self.rule.has_steps() { 2 } else { 1 };
         self.n_channels() + self.n_heads * (self.value_dim + n_gates)
     }
 
@@ -155,6 +166,11 @@ impl RecurrenceSpec {
                     && step_min < step_max) =>
             {
                 ParseError::malformed(format!("the limits are invalid: steps between {step_min} and {step_max}"))
+            }
+            RecurrenceRule::Delta { step_max, eps }
+                if !is_positive(&step_max) || !eps.as_ref().is_none_or(is_positive) =>
+            {
+                ParseError::malformed(format!("the delta rule is invalid: steps up to {step_max}, {eps:?}"))
             }
             _ => Ok(()),
         }

@@ -102,6 +102,7 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
             attention: Norms::Before("input_layernorm"),
             mlp: Norms::Before("post_attention_layernorm"),
         },
+        recurrent_norms: None,
         norm_kind: NormKind::Rms,
         learns_positions: false,
         scales_layers: false,

@@ -19,6 +19,7 @@ mod mamba;
 mod mistral;
 mod nemotron_h;
 mod olmo;
+mod olmo_hybrid;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -67,6 +68,7 @@ families! {
     Gpt2 = gpt2::GPT2,
     Olmo2 = olmo::OLMO2,
     Olmo3 = olmo::OLMO3,
+    OlmoHybrid = olmo_hybrid::OLMO_HYBRID,
     Granite = granite::GRANITE,
     GraniteMoe = granite::GRANITE_MOE,
     GptOss = gpt_oss::GPT_OSS,

@@ -16,7 +16,7 @@ pub const OLMO2: FamilyDefinition = FamilyDefinition {
     rules: FamilyRules { query_key_norms: QueryKeyNorms::Projection, ..LLAMA.rules },
     config: ConfigRules { class: "Olmo2ForCausalLM", model_type: "olmo2", eps: 1e-5, ..LLAMA.config },
     gguf: HALVES,
-    tensors: TensorTables { norms: &[BEHIND], query_key_norms: &[PROJECTION_NORMS], ..LLAMA.tensors },
+    tensors: TensorTables { norms: &[NORMS_BEHIND], query_key_norms: &[PROJECTION_NORMS], ..LLAMA.tensors },
     form: DecoderForm {
         norms: BlockNorms::InTurn {
             attention: Norms::Behind("post_attention_layernorm"),
@@ -54,7 +54,7 @@ pub const OLMO3: FamilyDefinition = FamilyDefinition {
     ..OLMO2
 };
 
-const BEHIND: &[TensorMapping] = &[
+pub const NORMS_BEHIND: &[TensorMapping] = &[
     row("post_attention_layernorm.weight", [One, Hidden], "post_attention_norm.weight"),
     row("post_feedforward_layernorm.weight", [One, Hidden], "post_ffw_norm.weight"),
 ];

@@ -89,7 +89,7 @@ fn recurrence(keys: &JsonKeys<'_>) -> Result<RecurrenceSpec, ParseError> {
         key_dim: keys.length("linear_key_head_dim")?,
         value_dim: keys.length("linear_value_head_dim")?,
         taps: keys.optional("linear_conv_kernel_dim")?.unwrap_or(4),
-        rule: RecurrenceRule::Delta,
+        rule: RecurrenceRule::DELTA,
         storage: RecurrenceStorage::Folder,
     })
 }
@@ -113,7 +113,7 @@ fn gguf_layer(
     if !is_recurrent {
         return Ok(usual);
     }
-    let of = RecurrenceSpec { storage, ..mamba::gguf_recurrence(keys, RecurrenceRule::Delta)? };
+    let of = RecurrenceSpec { storage, ..mamba::gguf_recurrence(keys, RecurrenceRule::DELTA)? };
     Ok(LayerSpec { mixer: MixerSpec::Recurrence(of), ..usual })
 }
 

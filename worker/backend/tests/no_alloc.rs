@@ -43,7 +43,7 @@ fn recurrence() -> (RecurrentHeads, RecurrentWeights<Vector>) {
         conv_bias: None,
         rate: Vector::new(&[-0.1; 4]),
         rate_bias: Vector::new(&[0.0; 4]),
-        rule: StateRule::Delta { norm: Vector::new(&[1.0; 32]), eps: 1e-6 },
+        rule: StateRule::Delta { norm: Vector::new(&[1.0; 32]), eps: 1e-6, step_max: 1.0 },
     };
     (heads, weights)
 }

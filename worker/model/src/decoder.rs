@@ -65,7 +65,7 @@ impl<M: Memory> Decoder<M> {
             false => None,
         };
         let n_planes = blocks.iter().map(Block::n_planes).max().unwrap_or(1);
-        let n_planes_out = if form.norms.are_all_before() { 0 } else { n_planes };
+        let n_planes_out = if form.has_all_norms_before() { 0 } else { n_planes };
         Ok(Decoder {
             embed_tokens,
             layer_inputs: match spec.layer_input {
@@ -128,7 +128,7 @@ impl<M: Memory> Block<M> {
     fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, form: &DecoderForm, layer: usize) -> Result<Block<M>> {
         let of = &spec.layers[layer];
         Ok(Block {
-            norms: form.norms.map(|name| Norm::load(at, name, spec, form.norm_kind))?,
+            norms: form.norms_of(&of.mixer).map(|name| Norm::load(at, name, spec, form.norm_kind))?,
             mixer: Mixer::load(at, spec, layer)?,
             mlp: match of.has_mlp {
                 true => Some(Mlp::load(&at.at_path("mlp"), spec, of, form.activation)?),

@@ -92,7 +92,7 @@ pub fn whole_heads(spec: &RecurrenceSpec) -> RecurrentHeads {
         key_dim: spec.key_dim as usize,
         value_dim: spec.value_dim as usize,
         taps: spec.taps as usize,
-        has_steps: spec.rule == RecurrenceRule::Delta,
+        has_steps: spec.rule.has_steps(),
     }
 }
 
@@ -121,7 +121,7 @@ impl<M: Memory> Recurrent<M> {
         parts.extend(heads.has_steps.then(|| rows("b_proj", whole.n_heads, &values, 1)));
         parts.push(rows("a_proj", whole.n_heads, &values, 1));
         let norm = match of.rule {
-            RecurrenceRule::Delta => None,
+            RecurrenceRule::Delta { .. } => None,
             RecurrenceRule::StateSpace { .. } => Some(GroupedHeadNorm::load(at, spec, of)?),
         };
         Ok(Recurrent {
@@ -173,7 +173,11 @@ fn load_weights<M: Memory>(
     };
     let rates: Vec<f32> = rates[values.clone()].iter().map(rate).collect();
     let rule = match of.rule {
-        RecurrenceRule::Delta => StateRule::Delta { norm: at.vector_plus("norm", value, 0.0)?, eps: spec.norm_eps },
+        RecurrenceRule::Delta { step_max, eps } => StateRule::Delta {
+            norm: at.vector_plus("norm", value, 0.0)?,
+            eps: eps.unwrap_or(spec.norm_eps),
+            step_max,
+        },
         RecurrenceRule::StateSpace { step_min, step_max } => {
             StateRule::StateSpace { skip: at.vector_part("D", n_heads, values.clone())?, step_min, step_max }
         }
@@ -221,7 +225,7 @@ impl<M: Memory> RecurrentScratch<M> {
         let heads = OwnedRecurrentHeads::of(device.class(), part, of).heads;
         let rows = |cols| device.buffer(limits.rows_max, cols);
         let norm = match of.rule {
-            RecurrenceRule::Delta => None,
+            RecurrenceRule::Delta { .. } => None,
             RecurrenceRule::StateSpace { .. } => {
                 let ranks = columns_of_ranks(device.class(), part, of);
                 let parts = GatheredRows::new(device, limits, ranks.iter().map(ExactSizeIterator::len))?;

@@ -65,8 +65,8 @@ pub struct RecurrentWeights<V> {
 #[derive(Clone, Debug)]
 pub enum StateRule<V> {
     /// The gated delta rule: Q and K are scaled to length one, a row's value is what the state does not yet answer to
-    /// its key, times sigmoid(b). The output is normed over each head, times silu(z). norm: [value_dim]
-    Delta { norm: V, eps: f32 },
+    /// its key, times step_max * sigmoid(b). The output is normed over each head, times silu(z). norm: [value_dim]
+    Delta { norm: V, eps: f32, step_max: f32 },
     /// Mamba-2: a row's value is its own times the softplus, which is kept within bounds. The output, with `skip` times
     /// the value, is multiplied by silu(z). skip: [n_heads]
     StateSpace { skip: V, step_min: f32, step_max: f32 },

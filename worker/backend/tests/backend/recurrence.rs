@@ -153,7 +153,7 @@ fn weights(rng: &mut Rng, heads: &RecurrentHeads) -> RecurrentWeights<Vector> {
         Vector::new(&rng.floats(n).iter().map(|x| x * scale + shift).collect::<Vec<_>>())
     };
     let rule = match heads.has_steps {
-        true => StateRule::Delta { norm: some(heads.value_dim, 0.3, 1.0), eps: 1e-6 },
+        true => StateRule::Delta { norm: some(heads.value_dim, 0.3, 1.0), eps: 1e-6, step_max: 1.5 },
         false => StateRule::StateSpace { skip: some(heads.n_heads, 0.3, 1.0), step_min: 0.02, step_max: 1.5 },
     };
     RecurrentWeights {
@@ -196,7 +196,7 @@ fn one_by_one(case: &Case, sequence: usize) -> Vec<f64> {
             let a = f64::from(row[gates + usize::from(case.heads.has_steps) * n_heads + head]);
             let soft = (a + f64::from(weights.rate_bias[head])).exp().ln_1p();
             let (step, soft) = match &weights.rule {
-                StateRule::Delta { .. } => (sigmoid(f64::from(row[gates + head])), soft),
+                StateRule::Delta { step_max, .. } => (f64::from(*step_max) * sigmoid(f64::from(row[gates + head])), soft),
                 StateRule::StateSpace { step_min, step_max, .. } => {
                     let step = soft.clamp(f64::from(*step_min), f64::from(*step_max));
                     (step, step)
@@ -223,7 +223,7 @@ fn one_by_one(case: &Case, sequence: usize) -> Vec<f64> {
             let z = |j: usize| f64::from(row[n_channels + head * value_dim + j]);
             let gated = |j: usize, x: f64| x * z(j) * sigmoid(z(j));
             match &weights.rule {
-                StateRule::Delta { norm, eps } => {
+                StateRule::Delta { norm, eps, .. } => {
                     let mean = o.iter().map(|x| x * x).sum::<f64>() / value_dim as f64;
                     let scale = 1.0 / (mean + f64::from(*eps)).sqrt();
                     out.extend(o.iter().enumerate().map(|(j, x)| gated(j, x * scale * f64::from(norm[j]))));

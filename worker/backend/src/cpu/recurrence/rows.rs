@@ -177,11 +177,11 @@ impl RecurrenceJob<'_> {
         let weights = self.weights;
         let soft = softplus(x[columns.a] + weights.rate_bias[head]);
         let soft = match &weights.rule {
-            StateRule::Delta { .. } => {
+            StateRule::Delta { step_max, .. } => {
                 scale_to::<L>(query, 1.0 / (key as f32).sqrt());
                 scale_to::<L>(its_key, 1.0);
                 probe.copy_from_slice(its_key);
-                parts.steps[slot] = sigmoid(x[columns.b]);
+                parts.steps[slot] = step_max * sigmoid(x[columns.b]);
                 soft
             }
             StateRule::StateSpace { step_min, step_max, .. } => {
@@ -274,7 +274,7 @@ impl RecurrenceJob<'_> {
         // SAFETY: the op checked the shape; one item, and so one thread, has this head of this row.
         let out = unsafe { self.out.part((row * self.call.heads.n_heads + head) * value, value) };
         match &self.weights.rule {
-            StateRule::Delta { norm, eps } => {
+            StateRule::Delta { norm, eps, .. } => {
                 let scale = L::splat(1.0 / (sum_of_squares::<L>(sums) / value as f32 + eps).sqrt());
                 for column in (0..value).step_by(LANES) {
                     let normed = lanes::<L>(sums, column).mul(scale).mul(lanes::<L>(norm, column));
