@@ -8,6 +8,7 @@ prompt, caps that matter, contexts beyond the original one of a rope.
 
 import json
 
+import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM
 from transformers import (
@@ -16,7 +17,7 @@ from transformers import (
     GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, Lfm2Config, Lfm2MoeConfig,
     LlamaConfig, Ministral3Config,
     MinistralConfig, MistralConfig, MixtralConfig, NemotronHConfig,
-    Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
+    Olmo2Config, Olmo3Config, OlmoHybridConfig, Phi3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
     SmolLM3Config,
 )
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
@@ -39,6 +40,8 @@ WIDE_FILES = (
 
 DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_conv_kernel_dim=4)
 MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_expand=2, mamba_d_state=16, mamba_d_conv=4)
+OLMO_HYBRID = {k: v for k, v in TINY.items() if k != "head_dim"} | dict(
+    hidden_size=64, linear_num_key_heads=4, linear_num_value_heads=4, linear_key_head_dim=16)
 NEMOTRON = {k: v for k, v in TINY.items() if k != "num_hidden_layers"} | dict(
     mamba_num_heads=4, mamba_head_dim=16, ssm_state_size=16, n_groups=2, expand=2, conv_kernel=4)
 
@@ -203,6 +206,16 @@ CHECKPOINTS = {
     "bamba": (45, lambda: BambaConfig(
         **TINY | dict(num_hidden_layers=3), **MAMBA, mamba_n_groups=2, attn_layer_indices=[1],
         tie_word_embeddings=True), [1, 40, 270]),
+    # The delta rule with steps up to two and norms before each sublayer; attention without a rope and with norms behind.
+    "olmo-hybrid": (83, lambda: OlmoHybridConfig(
+        **OLMO_HYBRID | dict(num_hidden_layers=3), linear_value_head_dim=32,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        rope_parameters=dict(rope_type=None, rope_theta=None)), [1, 40, 270]),
+    # The same with a rope and with steps up to one.
+    "olmo-hybrid-rope": (84, lambda: OlmoHybridConfig(
+        **OLMO_HYBRID | dict(num_hidden_layers=2), linear_value_head_dim=16, linear_allow_neg_eigval=False,
+        layer_types=["linear_attention", "full_attention"],
+        rope_parameters=rope(rope_type="default")), [1, 40]),
     # Layers of one sublayer each: Mamba-2, attention without positions, or an MLP of squares without a gate.
     "nemotron-h": (46, lambda: NemotronHConfig(
         **NEMOTRON, layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]),
@@ -239,6 +252,8 @@ def make(name, folder, seed, config, lengths):
     if not name.startswith(WIDE_FILES):
         model.to(torch.bfloat16)
     model.save_pretrained(folder, save_original_format=not name.endswith("fused"))
+    if config.model_type == "olmo_hybrid":
+        use_names_of_makers(folder, config)
     make_llama.write_tokenizer(folder, config.vocab_size)
     stored = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(100 + seed)
@@ -247,6 +262,23 @@ def make(name, folder, seed, config, lengths):
     n_bytes = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
     print(f"{name}: {n_bytes // 1024} KiB")
     assert n_bytes < 400 * 1024, f"{name}: {n_bytes} bytes of weights are too many for a repository"
+
+
+def use_names_of_makers(folder, config):
+    """transformers writes OLMo hybrid's convolutions as equal thirds, and one norm of attention under another name."""
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    for i, kind in enumerate(config.layer_types):
+        at = f"model.layers.{i}"
+        if kind == "full_attention":
+            norm = tensors.pop(f"{at}.feedforward_layer_norm.weight")
+            tensors[f"{at}.post_attention_layernorm.weight"] = norm
+            continue
+        names = [f"{at}.linear_attn.{part}_conv1d.weight" for part in "qkv"]
+        convolutions = torch.cat([tensors[name] for name in names])
+        for name, part in zip(names, torch.split(convolutions, [keys, keys, len(convolutions) - 2 * keys])):
+            tensors[name] = part.contiguous()
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def randomize(model, generator):

@@ -92,7 +92,7 @@ fn a_tied_embedding_is_the_head_of_the_last_stage_too() {
 /// over stages, and over ranks of which one owns nothing.
 #[test]
 fn every_family_gives_the_tokens_of_one_rank() {
-    const FAMILIES: [(&str, u32); 45] = [
+    const FAMILIES: [(&str, u32); 47] = [
         ("mixtral", 2),
         ("qwen3-moe", 3),
         ("qwen2", 2),
@@ -134,6 +134,8 @@ fn every_family_gives_the_tokens_of_one_rank() {
         ("bamba", 3),
         ("nemotron-h", 5),
         ("nemotron-h-moe", 4),
+        ("olmo-hybrid", 3),
+        ("falcon-h1", 2),
         ("gguf-qwen3.5", 4),
         ("gguf-granite4-dense", 3),
         ("gguf-nemotron-h", 5),
@@ -159,7 +161,7 @@ fn every_family_gives_the_tokens_of_one_rank() {
 /// Blocks begin anywhere in a step, and drafts are rewound over a block's boundary.
 #[test]
 fn recurrent_layers_give_the_tokens_of_one_rank_in_chunks_of_any_length() {
-    for (name, n_layers) in [("qwen3-next", 4), ("granite4", 3), ("nemotron-h", 5), ("gguf-qwen3.5", 4)] {
+    for (name, n_layers) in [("qwen3-next", 4), ("granite4", 3), ("nemotron-h", 5), ("gguf-qwen3.5", 4), ("olmo-hybrid", 3), ("falcon-h1", 2)] {
         let (assignment, mut requests) = (assignment(name), requests(6));
         requests.iter_mut().flat_map(|request| &mut request.prompt).for_each(|token| *token %= 264);
         let expected = alone(&assignment, &requests);

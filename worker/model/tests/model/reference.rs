@@ -31,7 +31,7 @@ const FEW_BITS: [&str; 16] = [
     "nvfp4-modelopt",
 ];
 /// `tests/reference/README.md` lists what only each of them covers.
-const FAMILIES: [&str; 42] = [
+const FAMILIES: [&str; 45] = [
     "mixtral",
     "qwen3-moe",
     "qwen3-moe-normed",
@@ -74,6 +74,9 @@ const FAMILIES: [&str; 42] = [
     "bamba",
     "nemotron-h",
     "nemotron-h-moe",
+    "olmo-hybrid",
+    "olmo-hybrid-rope",
+    "falcon-h1",
 ];
 /// Made by llama.cpp's own converter; `gguf-k-*` also by its quantizer.
 const GGUFS: [&str; 41] = [
@@ -298,6 +301,9 @@ fn what_a_family_is_known_for_matters() {
     check("nemotron-h", r#"{"time_step_limit": [0.0, 0.5]}"#);
     check("nemotron-h-moe", r#"{"routed_scaling_factor": 1.0}"#);
     check("nemotron-h-moe", r#"{"norm_topk_prob": false}"#);
+    check("olmo-hybrid", r#"{"linear_allow_neg_eigval": false}"#);
+    check("olmo-hybrid", r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}"#);
+    check("olmo-hybrid-rope", r#"{"rope_parameters": null}"#);
 }
 
 /// Folders of models that also take images: the text model is a part, in the config and in the names.
