@@ -31,7 +31,7 @@ const FEW_BITS: [&str; 16] = [
     "nvfp4-modelopt",
 ];
 /// `tests/reference/README.md` lists what only each of them covers.
-const FAMILIES: [&str; 45] = [
+const FAMILIES: [&str; 44] = [
     "mixtral",
     "qwen3-moe",
     "qwen3-moe-normed",
@@ -76,7 +76,6 @@ const FAMILIES: [&str; 45] = [
     "nemotron-h-moe",
     "olmo-hybrid",
     "olmo-hybrid-rope",
-    "falcon-h1",
 ];
 /// Made by llama.cpp's own converter; `gguf-k-*` also by its quantizer.
 const GGUFS: [&str; 41] = [
