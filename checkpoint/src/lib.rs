@@ -34,8 +34,8 @@ pub use catalogue::{FetchProgress, LocatedModel, ModelChecks, ModelSources};
 pub use config::{
     Activation, AttentionSpec, BlockNorms, ClampedSilu, ConvolutionSpec, DecoderForm, ExpertScores, ExpertsSpec,
     Family, KvHeads, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, NormKind, Norms, PositionEncoding,
-    QueryKeyNorms, QueryTemperature, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, RopeScaling, RopeSpec,
-    SamplingDefaults, StateHeads,
+    ProjectionFactors, QueryKeyNorms, QueryTemperature, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, RopeScaling,
+    RopeSpec, SamplingDefaults, StateHeads, StateSpaceRule,
 };
 pub use conversation::{Conversation, TEMPLATE_NAMES};
 pub use error::{Error, Result};

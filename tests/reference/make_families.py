@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers import (
     BambaConfig,
-    Cohere2Config, Gemma2Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,
+    Cohere2Config, FalconH1Config, Gemma2Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,
     GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, Lfm2Config, Lfm2MoeConfig,
     LlamaConfig, Ministral3Config,
     MinistralConfig, MistralConfig, MixtralConfig, NemotronHConfig,
@@ -40,6 +40,11 @@ WIDE_FILES = (
 
 DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_conv_kernel_dim=4)
 MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_expand=2, mamba_d_state=16, mamba_d_conv=4)
+FALCON_H1 = TINY | MAMBA | dict(
+    mamba_d_ssm=64, mamba_norm_before_gate=False, tie_word_embeddings=True, embedding_multiplier=2.5,
+    lm_head_multiplier=0.4, key_multiplier=1.7, attention_in_multiplier=0.8, attention_out_multiplier=0.9,
+    ssm_in_multiplier=1.25, ssm_out_multiplier=0.6, ssm_multipliers=[0.7, 0.9, 1.4, 0.8, 1.3],
+    mlp_multipliers=[1.6, 0.5])
 OLMO_HYBRID = {k: v for k, v in TINY.items() if k != "head_dim"} | dict(
     hidden_size=64, linear_num_key_heads=4, linear_num_value_heads=4, linear_key_head_dim=16)
 NEMOTRON = {k: v for k, v in TINY.items() if k != "num_hidden_layers"} | dict(
@@ -225,6 +230,11 @@ CHECKPOINTS = {
         **NEMOTRON, layers_block_type=["linear_attention", "moe", "full_attention", "moe"], n_routed_experts=6,
         num_experts_per_tok=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=64,
         routed_scaling_factor=2.5, norm_topk_prob=True, n_group=1, topk_group=1), [1, 40]),
+    # Mamba-2 and attention side by side in each layer, with a multiplier behind almost every product.
+    "falcon-h1": (85, lambda: FalconH1Config(**FALCON_H1, mamba_n_groups=2), [1, 40, 270]),
+    # The same with one group, whose outputs are normed behind the gate.
+    "falcon-h1-normed": (86, lambda: FalconH1Config(
+        **FALCON_H1 | dict(num_hidden_layers=1), mamba_n_groups=1, mamba_rms_norm=True), [1, 40]),
     # Short convolutions, a dense layer, and experts that are chosen with a correction.
     "lfm2-moe": (48, lambda: Lfm2MoeConfig(
         **TINY | dict(num_hidden_layers=3, hidden_size=64, intermediate_size=32), conv_L_cache=3,

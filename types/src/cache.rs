@@ -101,13 +101,13 @@ impl CacheGroup {
     }
 }
 
-/// The cache groups of a model, and the group that each layer belongs to. A rank and its coordinator compute the same
+/// The cache groups of a model, and the groups that each layer belongs to. A rank and its coordinator compute the same
 /// groups from the model, so that they mean the same runs of blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerGroups {
     groups: Vec<CacheGroup>,
-    /// For each layer, the index of its group in `groups`; None for a layer that keeps nothing.
-    of_layers: Vec<Option<usize>>,
+    /// For each layer, the indices in `groups` of what its attention keeps and of its state, where it has them.
+    of_layers: Vec<[Option<usize>; 2]>,
 }
 
 impl LayerGroups {
@@ -118,6 +118,15 @@ impl LayerGroups {
 
     /// The same where some layers keep nothing of earlier positions.
     pub fn of_some(layouts: impl IntoIterator<Item = Option<KvLayout>>) -> LayerGroups {
+        let in_place = |layout: Option<KvLayout>| match layout {
+            Some(layout) if layout.is_state() => [None, Some(layout)],
+            other => [other, None],
+        };
+        LayerGroups::of_layers(layouts.into_iter().map(in_place))
+    }
+
+    /// The same where each layer may keep what attention reads, a state, or both.
+    pub fn of_layers(layouts: impl IntoIterator<Item = [Option<KvLayout>; 2]>) -> LayerGroups {
         let mut groups: Vec<CacheGroup> = Vec::new();
         let mut of_layout = |layout| {
             let known = groups.iter().position(|group| group.layout == layout);
@@ -126,7 +135,7 @@ impl LayerGroups {
                 groups.len() - 1
             })
         };
-        let of_layers = layouts.into_iter().map(|layout| layout.map(&mut of_layout)).collect();
+        let of_layers = layouts.into_iter().map(|both| both.map(|layout| layout.map(&mut of_layout))).collect();
         LayerGroups { groups, of_layers }
     }
 
@@ -142,15 +151,24 @@ impl LayerGroups {
     /// For each group, how many of these layers belong to it; zero where a stage has none.
     pub fn n_layers(&self, layers: &Range<u32>) -> impl Iterator<Item = usize> {
         let of_layers = &self.of_layers[layers.start as usize..layers.end as usize];
-        (0..self.groups.len()).map(|group| of_layers.iter().filter(|of| **of == Some(group)).count())
+        (0..self.groups.len()).map(|group| of_layers.iter().filter(|of| of.contains(&Some(group))).count())
     }
 
-    /// Where a rank that has `layers` keeps one of them: the group's index, and the layer's number within that group.
-    /// The layer keeps something.
-    pub fn place(&self, layers: &Range<u32>, layer: u32) -> (usize, usize) {
-        let group = self.of_layers[layer as usize].expect("the layer has a cache group");
+    /// Where a rank that has `layers` keeps what a layer's attention reads: the group's index, and the layer's number
+    /// within that group. The layer has such attention.
+    pub fn attention_place(&self, layers: &Range<u32>, layer: u32) -> (usize, usize) {
+        self.place(layers, layer, 0)
+    }
+
+    /// The same for a layer's state.
+    pub fn state_place(&self, layers: &Range<u32>, layer: u32) -> (usize, usize) {
+        self.place(layers, layer, 1)
+    }
+
+    fn place(&self, layers: &Range<u32>, layer: u32, part: usize) -> (usize, usize) {
+        let group = self.of_layers[layer as usize][part].expect("the layer has a cache group");
         let before = &self.of_layers[layers.start as usize..layer as usize];
-        (group, before.iter().filter(|of| **of == Some(group)).count())
+        (group, before.iter().filter(|of| of.contains(&Some(group))).count())
     }
 }
 
@@ -173,11 +191,15 @@ mod tests {
         assert_eq!(layouts, [local, full]);
         let n_layers = |range: Range<u32>| layers.n_layers(&range).collect::<Vec<_>>();
         assert_eq!((n_layers(0..5), n_layers(0..2), n_layers(4..5)), (vec![3, 2], vec![2, 0], vec![0, 1]));
-        let places: Vec<_> = (1..5).map(|layer| layers.place(&(1..5), layer)).collect();
+        let places: Vec<_> = (1..5).map(|layer| layers.attention_place(&(1..5), layer)).collect();
         assert_eq!(places, [(0, 0), (1, 0), (0, 1), (1, 1)]);
         let some = LayerGroups::of_some([None, Some(full), None, Some(full)]);
         assert_eq!((some.n_layers(&(0..4)).collect::<Vec<_>>(), some.n_layers(&(2..3)).collect()), (vec![2], vec![0]));
-        assert_eq!(some.place(&(0..4), 3), (0, 1));
+        assert_eq!(some.attention_place(&(0..4), 3), (0, 1));
+        let state = KvLayout::convolution(1, 16, 4);
+        let both = LayerGroups::of_layers([[Some(full), Some(state)], [None, Some(state)], [Some(full), Some(state)]]);
+        assert_eq!(both.n_layers(&(0..3)).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!((both.attention_place(&(0..3), 2), both.state_place(&(1..3), 2)), ((0, 1), (1, 1)));
         assert_eq!(LayerGroups::alike(3, full).groups(), [CacheGroup::FULL]);
     }
 

@@ -11,6 +11,8 @@ pub enum MixerSpec {
     Attention,
     Recurrence(RecurrenceSpec),
     Convolution(ConvolutionSpec),
+    /// Attention and a recurrence see the same rows, and their outputs are added.
+    Both(RecurrenceSpec),
     /// None: the layer is an MLP.
     None,
 }
@@ -47,8 +49,8 @@ pub enum RecurrenceRule {
     /// The gated delta rule. A step is a sigmoid times `step_max`; each head's output is normed, with an epsilon of its
     /// own or the model's.
     Delta { step_max: f32, eps: Option<f32> },
-    /// Mamba-2. Steps are clamped to these bounds; outputs are normed over the heads of a key head together.
-    StateSpace { step_min: f32, step_max: f32 },
+    /// Mamba-2.
+    StateSpace(StateSpaceRule),
 }
 
 /// A short convolution: runs of channels that no rank divides.
@@ -96,10 +98,32 @@ const DIM_MAX: u32 = 4096;
 const TAPS_MAX: u32 = 16;
 
 impl MixerSpec {
+    /// Whether queries read keys and values of earlier positions.
+    pub fn has_attention(&self) -> bool {
+        matches!(self, MixerSpec::Attention | MixerSpec::Both(_))
+    }
+
+    /// The shape of its recurrence.
+    pub fn recurrence(&self) -> Option<&RecurrenceSpec> {
+        match self {
+            MixerSpec::Recurrence(of) | MixerSpec::Both(of) => Some(of),
+            _ => None,
+        }
+    }
+
+    /// The layout of its state.
+    pub(super) fn state_layout(&self) -> Option<KvLayout> {
+        match self {
+            MixerSpec::Recurrence(of) | MixerSpec::Both(of) => Some(of.layout()),
+            MixerSpec::Convolution(of) => Some(of.layout()),
+            MixerSpec::Attention | MixerSpec::None => None,
+        }
+    }
+
     /// The heads of a mixer with a state.
     pub(super) fn state_heads(&self) -> Option<StateHeads> {
         match self {
-            MixerSpec::Recurrence(of) => Some(StateHeads { n: of.n_heads, dim: of.value_dim }),
+            MixerSpec::Recurrence(of) | MixerSpec::Both(of) => Some(StateHeads { n: of.n_heads, dim: of.value_dim }),
             MixerSpec::Convolution(of) => Some(StateHeads { n: of.n, dim: of.width }),
             MixerSpec::Attention | MixerSpec::None => None,
         }
@@ -108,7 +132,7 @@ impl MixerSpec {
     /// How many positions its convolution sees, its own last.
     pub(crate) fn taps(&self) -> u32 {
         match self {
-            MixerSpec::Recurrence(of) => of.taps,
+            MixerSpec::Recurrence(of) | MixerSpec::Both(of) => of.taps,
             MixerSpec::Convolution(of) => of.taps,
             MixerSpec::Attention | MixerSpec::None => 0,
         }
@@ -116,16 +140,69 @@ impl MixerSpec {
 
     pub(super) fn check(&self) -> Result<(), ParseError> {
         match self {
-            MixerSpec::Recurrence(of) => of.check(),
+            MixerSpec::Recurrence(of) | MixerSpec::Both(of) => of.check(),
             MixerSpec::Convolution(of) => of.check(),
             MixerSpec::Attention | MixerSpec::None => Ok(()),
         }
     }
 }
 
+/// How Mamba-2 uses its projections.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StateSpaceRule {
+    /// Steps are clamped to these bounds.
+    pub step_min: f32,
+    pub step_max: f32,
+    /// Outputs are normed over the heads of a key head together.
+    pub has_norm: bool,
+    pub factors: ProjectionFactors,
+}
+
+impl StateSpaceRule {
+    /// Most models: outputs are normed, and nothing is multiplied.
+    pub const fn normed([step_min, step_max]: [f32; 2]) -> StateSpaceRule {
+        StateSpaceRule { step_min, step_max, has_norm: true, factors: ProjectionFactors::ONE }
+    }
+}
+
+/// What the projections of Mamba-2 are multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProjectionFactors {
+    pub z: f32,
+    pub v: f32,
+    pub k: f32,
+    pub q: f32,
+    pub a: f32,
+}
+
+impl ProjectionFactors {
+    pub const ONE: ProjectionFactors = ProjectionFactors { z: 1.0, v: 1.0, k: 1.0, q: 1.0, a: 1.0 };
+
+    fn are_positive(&self) -> bool {
+        let ProjectionFactors { z, v, k, q, a } = self;
+        [z, v, k, q, a].into_iter().all(is_positive)
+    }
+}
+
 impl RecurrenceRule {
     /// The delta rule of models that state no other bounds.
     pub const DELTA: RecurrenceRule = RecurrenceRule::Delta { step_max: 1.0, eps: None };
+
+    /// Whether outputs are normed.
+    pub fn has_norm(&self) -> bool {
+        match self {
+            RecurrenceRule::Delta { .. } => true,
+            RecurrenceRule::StateSpace(rule) => rule.has_norm,
+        }
+    }
+
+    /// What projections are multiplied by.
+    pub fn factors(&self) -> ProjectionFactors {
+        match self {
+            RecurrenceRule::Delta { .. } => ProjectionFactors::ONE,
+            RecurrenceRule::StateSpace(rule) => rule.factors,
+        }
+    }
 
     /// Whether each head has a projected number for its step.
     pub fn has_steps(&self) -> bool {
@@ -160,7 +237,10 @@ impl RecurrenceSpec {
             return ParseError::malformed(format!("{n_heads} recurrent heads cannot share {n_key_heads} keys evenly"));
         }
         match rule {
-            RecurrenceRule::StateSpace { step_min, step_max }
+            RecurrenceRule::StateSpace(StateSpaceRule { factors, .. }) if !factors.are_positive() => {
+                ParseError::malformed(format!("the multipliers are invalid: {factors:?}"))
+            }
+            RecurrenceRule::StateSpace(StateSpaceRule { step_min, step_max, .. })
                 if !(step_min >= 0.0
                     && (step_max == f32::INFINITY || is_positive(&step_max))
                     && step_min < step_max) =>

@@ -12,7 +12,10 @@ mod sampling;
 
 pub use crate::families::Family;
 pub use form::{Activation, BlockNorms, DecoderForm, NormKind, Norms};
-pub use mixer::{ConvolutionSpec, MixerSpec, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, StateHeads};
+pub use mixer::{
+    ConvolutionSpec, MixerSpec, ProjectionFactors, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, StateHeads,
+    StateSpaceRule,
+};
 pub use parts::{
     AttentionSpec, ClampedSilu, ExpertScores, ExpertsSpec, KvHeads, LayerSpec, ModelMultipliers, PositionEncoding,
     QueryKeyNorms, QueryTemperature, RopeScaling, RopeSpec,
@@ -80,15 +83,12 @@ impl ModelSpec {
             let KvHeads { n, dim, .. } = self.kv_heads_of(layer);
             KvLayout::heads(n, dim)
         };
-        let layout = |layer: &LayerSpec| match (layer.mixer, layer.window.filter(|window| *window < self.context)) {
-            (MixerSpec::None, _) => None,
-            (MixerSpec::Recurrence(of), _) => Some(of.layout()),
-            (MixerSpec::Convolution(of), _) => Some(of.layout()),
-            (MixerSpec::Attention, _) if layer.kv_of.is_some() => None,
-            (MixerSpec::Attention, Some(window)) => Some(heads(layer).with_window(window)),
-            (MixerSpec::Attention, None) => Some(heads(layer)),
+        let attention = |layer: &LayerSpec| match layer.window.filter(|window| *window < self.context) {
+            _ if !layer.mixer.has_attention() || layer.kv_of.is_some() => None,
+            Some(window) => Some(heads(layer).with_window(window)),
+            None => Some(heads(layer)),
         };
-        LayerGroups::of_some(self.layers.iter().map(layout))
+        LayerGroups::of_layers(self.layers.iter().map(|layer| [attention(layer), layer.mixer.state_layout()]))
     }
 
     /// The heads of a layer's keys and values.
@@ -126,10 +126,7 @@ impl ModelSpec {
 
     /// The shape of its recurrent layers, which are alike.
     pub(crate) fn recurrence(&self) -> Option<RecurrenceSpec> {
-        match self.state_mixer() {
-            Some(MixerSpec::Recurrence(of)) => Some(of),
-            _ => None,
-        }
+        self.state_mixer().and_then(|mixer| mixer.recurrence().copied())
     }
 
     fn state_mixers(&self) -> impl Iterator<Item = MixerSpec> {
@@ -155,9 +152,11 @@ impl ModelSpec {
             let n_wide = self.n_heads * (2 + u32::from(self.attention.has_gate));
             hidden * u64::from(n_wide + n_kv) * u64::from(dim)
         };
+        let recurrence = |of: RecurrenceSpec| hidden * u64::from(of.n_cols() + of.n_heads * of.value_dim);
         let mixers = self.layers.iter().map(|layer| match layer.mixer {
             MixerSpec::Attention => attention(layer),
-            MixerSpec::Recurrence(of) => hidden * u64::from(of.n_cols() + of.n_heads * of.value_dim),
+            MixerSpec::Recurrence(of) => recurrence(of),
+            MixerSpec::Both(of) => attention(layer) + recurrence(of),
             MixerSpec::Convolution(_) => 4 * hidden * hidden,
             MixerSpec::None => 0,
         });
@@ -264,10 +263,10 @@ impl ModelSpec {
         if self.layers.iter().any(|layer| layer.window == Some(0)) {
             return ParseError::malformed("a layer has a window of 0 positions");
         }
-        let ModelMultipliers { embedding, residual, logits } = self.factors;
+        let multipliers = self.factors.all();
         let clamps = self.experts.iter().flat_map(|of| of.clamp).flat_map(|clamp| [clamp.alpha, clamp.limit]);
-        let caps = [Some(self.attention.scale), self.attention.cap, self.logits_cap, embedding, residual, logits];
-        let caps = caps.into_iter().flatten().chain(clamps).chain(self.experts.map(|of| of.factor));
+        let caps = [Some(self.attention.scale), self.attention.cap, self.logits_cap];
+        let caps = caps.into_iter().chain(multipliers).flatten().chain(clamps).chain(self.experts.map(|of| of.factor));
         if let Some(number) = caps.into_iter().find(|number| !is_positive(number)) {
             return ParseError::malformed(format!("a scale or a cap is {number}, and must be positive"));
         }

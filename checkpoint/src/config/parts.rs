@@ -11,6 +11,29 @@ pub struct ModelMultipliers {
     /// A sublayer's output, before it is added to the stream.
     pub residual: Option<f32>,
     pub logits: Option<f32>,
+    /// The outputs of attention and of a recurrence, before they are added.
+    pub attention: Option<f32>,
+    pub recurrence: Option<f32>,
+    /// The gate of an MLP before its activation, and the MLP's output.
+    pub mlp_gate: Option<f32>,
+    pub mlp: Option<f32>,
+}
+
+impl ModelMultipliers {
+    pub const NONE: ModelMultipliers = ModelMultipliers {
+        embedding: None,
+        residual: None,
+        logits: None,
+        attention: None,
+        recurrence: None,
+        mlp_gate: None,
+        mlp: None,
+    };
+
+    pub(super) fn all(&self) -> [Option<f32>; 7] {
+        let ModelMultipliers { embedding, residual, logits, attention, recurrence, mlp_gate, mlp } = *self;
+        [embedding, residual, logits, attention, recurrence, mlp_gate, mlp]
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -40,6 +40,7 @@ fn multipliers(keys: &JsonKeys<'_>) -> Result<ModelMultipliers, ParseError> {
         embedding: given("embedding_multiplier")?,
         residual: given("residual_multiplier")?,
         logits: given("logits_scaling")?.map(|divisor| 1.0 / divisor),
+        ..ModelMultipliers::NONE
     })
 }
 
@@ -48,6 +49,7 @@ fn gguf_multipliers(keys: &GgufKeys<'_>) -> Result<ModelMultipliers, ParseError>
         embedding: keys.factor("embedding_scale")?,
         residual: keys.factor("residual_scale")?,
         logits: keys.factor("logit_scale")?.map(|divisor| 1.0 / divisor),
+        ..ModelMultipliers::NONE
     })
 }
 

@@ -144,7 +144,7 @@ pub const UNREAD: GgufRules = GgufRules { is_read: false, ..LLAMA.gguf };
 pub const HALVES: GgufRules = GgufRules { pairs: false, ..LLAMA.gguf };
 
 pub const GELU_TANH: &[&str] = &["gelu_pytorch_tanh", "gelu_new"];
-pub const NO_MULTIPLIERS: ModelMultipliers = ModelMultipliers { embedding: None, residual: None, logits: None };
+pub const NO_MULTIPLIERS: ModelMultipliers = ModelMultipliers::NONE;
 
 /// Where a model has windows, all its layers have them.
 const NO_PERIOD: u32 = u32::MAX;

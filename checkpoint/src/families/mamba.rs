@@ -3,7 +3,7 @@
 use super::llama::KEYS;
 use crate::config::gguf::keys::GgufKeys;
 use crate::config::json::keys::JsonKeys;
-use crate::config::{LayerSpec, MixerSpec, RecurrenceRule, RecurrenceSpec, RecurrenceStorage};
+use crate::config::{LayerSpec, MixerSpec, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, StateSpaceRule};
 use crate::error::ParseError;
 use crate::names::rows::Dim;
 use crate::names::rows::Dim::{Keys, StateHeads, Values};
@@ -11,13 +11,19 @@ use serde_json::Value;
 
 /// Reads the keys of transformers for it.
 pub fn mixer(keys: &JsonKeys<'_>) -> Result<MixerSpec, ParseError> {
+    let inner = keys.optional("mamba_expand")?.unwrap_or(2).saturating_mul(keys.length(KEYS.hidden)?);
+    let rule = RecurrenceRule::StateSpace(StateSpaceRule::normed(step_limits(keys)?));
+    recurrence(keys, inner, rule).map(MixerSpec::Recurrence)
+}
+
+/// The same where heads have `inner` columns together, by another rule.
+pub fn recurrence(keys: &JsonKeys<'_>, inner: u32, rule: RecurrenceRule) -> Result<RecurrenceSpec, ParseError> {
     if keys.bool("mamba_conv_bias")? == Some(false) {
         return ParseError::unsupported("a model without mamba_conv_bias");
     }
     if keys.bool("mamba_proj_bias")?.unwrap_or(false) {
         return ParseError::unsupported("a model with mamba_proj_bias");
     }
-    let inner = keys.optional("mamba_expand")?.unwrap_or(2).saturating_mul(keys.length(KEYS.hidden)?);
     let n_heads = keys.length("mamba_n_heads")?;
     let given = match keys.text("mamba_d_head") {
         Some("auto") => None,
@@ -26,19 +32,18 @@ pub fn mixer(keys: &JsonKeys<'_>) -> Result<MixerSpec, ParseError> {
     let value_dim = given.unwrap_or(inner / n_heads.max(1));
     if u64::from(n_heads) * u64::from(value_dim) != u64::from(inner) {
         return ParseError::malformed(format!(
-            "{n_heads} recurrent heads of {value_dim} do not add up to mamba_expand's {inner}"
+            "{n_heads} recurrent heads of {value_dim} do not add up to {inner}, the width by mamba_d_ssm or mamba_expand"
         ));
     }
-    let [step_min, step_max] = step_limits(keys)?;
-    Ok(MixerSpec::Recurrence(RecurrenceSpec {
+    Ok(RecurrenceSpec {
         n_heads,
         n_key_heads: keys.optional("mamba_n_groups")?.unwrap_or(1),
         key_dim: keys.optional("mamba_d_state")?.unwrap_or(256),
         value_dim,
         taps: keys.optional("mamba_d_conv")?.unwrap_or(4),
-        rule: RecurrenceRule::StateSpace { step_min, step_max },
+        rule,
         storage: RecurrenceStorage::Folder,
-    }))
+    })
 }
 
 /// Returns the recurrence that a GGUF describes, of any rule.
@@ -59,7 +64,7 @@ pub fn gguf_recurrence(keys: &GgufKeys<'_>, rule: RecurrenceRule) -> Result<Recu
 }
 
 /// A GGUF has no limits of steps.
-pub const UNLIMITED: RecurrenceRule = RecurrenceRule::StateSpace { step_min: 0.0, step_max: f32::INFINITY };
+pub const UNLIMITED: RecurrenceRule = RecurrenceRule::StateSpace(StateSpaceRule::normed([0.0, f32::INFINITY]));
 
 /// Returns a layer of a GGUF: a recurrence where it has no heads of K.
 pub fn gguf_layer(keys: &GgufKeys<'_>, layer: u32, usual: LayerSpec) -> Result<LayerSpec, ParseError> {

@@ -5,6 +5,7 @@ mod chats;
 mod cohere2;
 mod definition;
 mod experts;
+mod falcon_h1;
 mod gemma;
 mod gemma4;
 mod glm4;
@@ -86,6 +87,7 @@ families! {
     Lfm2Moe = lfm2::LFM2_MOE,
     Bamba = bamba::BAMBA,
     NemotronH = nemotron_h::NEMOTRON_H,
+    FalconH1 = falcon_h1::FALCON_H1,
 }
 
 /// The forms of chats that vocabularies show by their tokens. The first that matches counts.

@@ -9,7 +9,7 @@ use crate::config::gguf::keys::GgufKeys;
 use crate::config::json::keys::JsonKeys;
 use crate::config::{
     Activation, BlockNorms, DecoderForm, ExpertsSpec, LAYERS_MAX, LayerSpec, MixerSpec, Norms, RecurrenceRule,
-    RecurrenceSpec, RecurrenceStorage, length,
+    RecurrenceSpec, RecurrenceStorage, StateSpaceRule, length,
 };
 use crate::error::ParseError;
 use crate::names::rows::Dim::{ExpertInner, Experts, Heads, Hidden, Inner, KvHeads, One, SharedInner, Vocab};
@@ -120,14 +120,13 @@ fn recurrence(keys: &JsonKeys<'_>) -> Result<RecurrenceSpec, ParseError> {
     if let Some(other) = keys.text("mamba_hidden_act").filter(|name| !matches!(*name, "silu" | "swish")) {
         return ParseError::unsupported(format!("the mamba_hidden_act {other}"));
     }
-    let [step_min, step_max] = mamba::step_limits(keys)?;
     Ok(RecurrenceSpec {
         n_heads: keys.length("mamba_num_heads")?,
         n_key_heads: keys.optional("n_groups")?.unwrap_or(8),
         key_dim: keys.optional("ssm_state_size")?.unwrap_or(128),
         value_dim: keys.optional("mamba_head_dim")?.unwrap_or(64),
         taps: keys.optional("conv_kernel")?.unwrap_or(4),
-        rule: RecurrenceRule::StateSpace { step_min, step_max },
+        rule: RecurrenceRule::StateSpace(StateSpaceRule::normed(mamba::step_limits(keys)?)),
         storage: RecurrenceStorage::Folder,
     })
 }

@@ -133,18 +133,15 @@ fn required_and_stored(spec: &ModelSpec, format: FileKind) -> Vec<(RequiredTenso
 /// The rows of a layer: its norms, its mixer, its MLP, its input.
 fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> impl Iterator<Item = &'static TensorMapping> {
     let of = &spec.family.definition().tensors;
-    let is_attention = layer.mixer == MixerSpec::Attention;
-    let mixer = match layer.mixer {
-        MixerSpec::Attention => of.attention,
-        MixerSpec::Recurrence(_) => of.recurrence,
-        MixerSpec::Convolution(_) => of.convolution,
-        MixerSpec::None => &[],
-    };
+    let is_attention = layer.mixer.has_attention();
+    let rule = layer.mixer.recurrence().map(|of| of.rule);
     let has_norms = is_attention && spec.attention.query_key_norms != QueryKeyNorms::None;
     let has_shared_expert = layer.has_experts && spec.experts.is_some_and(|of| of.shared > 0);
     let tables = [
         (true, of.norms),
-        (true, mixer),
+        (is_attention, of.attention),
+        (rule.is_some(), of.recurrence),
+        (matches!(layer.mixer, MixerSpec::Convolution(_)), of.convolution),
         (is_attention && spec.attention.has_bias, of.bias),
         (has_norms, of.query_key_norms),
         (layer.has_mlp, if layer.has_experts { of.experts } else { of.mlp }),
@@ -155,6 +152,7 @@ fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> impl Iterator<Item = &'sta
     let is_stored = move |row: &&TensorMapping| match row.name {
         "self_attn.k_proj.weight" | "self_attn.k_norm.weight" => !reads_others,
         "self_attn.v_proj.weight" => !reads_others && has_values,
+        "linear_attn.norm.weight" => rule.is_none_or(|rule| rule.has_norm()),
         _ => true,
     };
     let rows = tables.into_iter().filter(|(exists, _)| *exists).flat_map(|(_, rows)| rows.iter().copied().flatten());

@@ -8,7 +8,7 @@ use crate::limits::PassLimits;
 use crate::spread::{GatheredRows, parts_of_stage};
 use crate::weights::{MatrixRows, WeightLoader};
 use backend::{AttentionCall, AttentionHeads, Device, HeadNorms, Memory};
-use checkpoint::{KvHeads, LayerSpec, MixerSpec, ModelSpec, PositionEncoding, QueryKeyNorms};
+use checkpoint::{KvHeads, LayerSpec, ModelSpec, PositionEncoding, QueryKeyNorms};
 use std::ops::Range;
 use types::{DeviceClass, RankPart};
 
@@ -80,7 +80,7 @@ pub fn heads(spec: &ModelSpec, layer: &LayerSpec) -> AttentionHeads {
 /// Returns each shape of heads that some layer has.
 pub fn shapes(spec: &ModelSpec) -> Vec<AttentionHeads> {
     let mut shapes = Vec::new();
-    for layer in spec.layers.iter().filter(|layer| layer.mixer == MixerSpec::Attention) {
+    for layer in spec.layers.iter().filter(|layer| layer.mixer.has_attention()) {
         let heads = heads(spec, layer);
         if !shapes.contains(&heads) {
             shapes.push(heads);
@@ -117,7 +117,7 @@ impl<M: Memory> SelfAttention<M> {
             output: RowParallel::load(at, "o_proj", hidden, &leaves)?,
             heads: AttentionHeads { window: of.window.map(|window| window as usize), ..heads },
             positions: of.positions,
-            place: spec.cache_groups().place(&at.part().layers, of_cache),
+            place: spec.cache_groups().attention_place(&at.part().layers, of_cache),
         })
     }
 

@@ -60,7 +60,7 @@ impl<M: Memory> ShortConvolution<M> {
             weight: at.vector("conv.weight", &weight)?,
             output: RowParallel::load(at, "out_proj", hidden, &leaves)?,
             channels,
-            place: spec.cache_groups().place(&at.part().layers, layer as u32),
+            place: spec.cache_groups().state_place(&at.part().layers, layer as u32),
         })
     }
 

@@ -81,7 +81,7 @@ impl<M: Memory> Decoder<M> {
             scratch: DecoderScratch {
                 x: device.buffer(limits.rows_max, hidden)?,
                 out: device.buffer(limits.rows_max * n_planes_out, hidden)?,
-                mixer: MixerScratch::new(all, spec, limits)?,
+                mixer: MixerScratch::new(all, spec, limits, n_planes)?,
                 mlp: mlp::MlpScratch::new(all, spec, limits)?,
             },
         })

@@ -6,7 +6,7 @@ use crate::layers::{ColumnParallel, RowParallel, owned_inner};
 use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, WeightLoader};
 use backend::{Clamp, Device, ElementOp, Expert, ExpertStack, Gate, Memory, MlpActivation, Routing, Scoring};
-use checkpoint::{Activation, ClampedSilu, ExpertScores, ExpertsSpec, LayerSpec, ModelSpec};
+use checkpoint::{Activation, ClampedSilu, ExpertScores, ExpertsSpec, LayerSpec, ModelMultipliers, ModelSpec};
 use std::ops::Range;
 use types::leaves::aligned_runs;
 
@@ -20,6 +20,11 @@ pub struct Dense<M: Memory> {
     up: ColumnParallel<M>, // gate_proj, up_proj [2 * inner, hidden]; without a gate up_proj [inner, hidden]
     down: RowParallel<M>,  // down_proj [hidden, inner]
     activation: MlpActivation,
+    /// This rank's columns.
+    n_columns: usize,
+    /// What the gate and the output are multiplied by.
+    gate_factor: Option<f32>,
+    factor: Option<f32>,
 }
 
 /// A mixture of experts, spread over the ranks of a stage as leaves are: each rank has a run of whole experts.
@@ -68,7 +73,9 @@ impl<M: Memory> Mlp<M> {
             None => {
                 let inner = spec.inner_of(of);
                 let width = widths(spec).iter().position(|width| *width == inner).unwrap_or(0);
-                Dense::load(at, spec.hidden as usize, inner as usize, activation).map(|dense| Mlp::Dense(dense, width))
+                let dense = Dense::load(at, spec.hidden as usize, inner as usize, activation)?;
+                let ModelMultipliers { mlp_gate: gate_factor, mlp: factor, .. } = spec.factors;
+                Ok(Mlp::Dense(Dense { gate_factor, factor, ..dense }, width))
             }
         }
     }
@@ -110,6 +117,9 @@ impl<M: Memory> Dense<M> {
             up: ColumnParallel::load(at, hidden, &up)?,
             down: RowParallel::load(at, "down_proj", hidden, &leaves)?,
             activation: mlp_activation(activation),
+            n_columns: owned.len(),
+            gate_factor: None,
+            factor: None,
         })
     }
 }
@@ -126,6 +136,7 @@ impl<D: Device> Dense<D> {
         match self.activation {
             MlpActivation::Gated(gate) => {
                 self.up.forward(device, x, n_rows, gate_up); // [n_rows, 2 * inner]
+                self.scale_gate(ctx, gate_up, inner);
                 device.apply_gate(gate_up, gate, n_rows, inner); // [n_rows, inner]
             }
             MlpActivation::Plain(op) => {
@@ -133,7 +144,19 @@ impl<D: Device> Dense<D> {
                 device.map(inner, op, n_rows);
             }
         }
-        self.down.forward(ctx, inner, out)
+        self.down.forward(ctx, inner, out)?;
+        self.factor.iter().for_each(|factor| device.map(out, ElementOp::Scale(*factor), n_rows));
+        Ok(())
+    }
+
+    /// Multiplies the gate by its factor, if it has one. gate_up: [n_rows, 2 * inner]
+    fn scale_gate(&self, ctx: &Ctx<'_, D>, gate_up: &mut D::Buffer, inner: &mut D::Buffer) {
+        let (device, n_rows, columns) = (ctx.device, ctx.n_rows(), 0..self.n_columns);
+        if let Some(factor) = self.gate_factor {
+            device.copy_columns(gate_up, 0..n_rows, columns.clone(), inner, 0, 0);
+            device.map(inner, ElementOp::Scale(factor), n_rows);
+            device.copy_columns(inner, 0..n_rows, columns, gate_up, 0, 0);
+        }
     }
 }
 

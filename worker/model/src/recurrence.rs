@@ -9,7 +9,7 @@ use crate::limits::PassLimits;
 use crate::spread::{GatheredRows, parts_of_stage};
 use crate::weights::{MatrixRows, WeightLoader};
 use backend::{AttentionHeads, Device, Memory, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule};
-use checkpoint::{ModelSpec, RecurrenceRule, RecurrenceSpec, RecurrenceStorage};
+use checkpoint::{ModelSpec, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, StateSpaceRule};
 use std::ops::Range;
 use types::{DeviceClass, Leaves, RankPart};
 
@@ -96,6 +96,11 @@ pub fn whole_heads(spec: &RecurrenceSpec) -> RecurrentHeads {
     }
 }
 
+/// Whether outputs are normed over the heads of a key head together.
+fn has_grouped_norm(spec: &RecurrenceSpec) -> bool {
+    matches!(spec.rule, RecurrenceRule::StateSpace(rule) if rule.has_norm)
+}
+
 /// Elements of some heads.
 fn of_heads(heads: &Range<usize>, dim: usize) -> Range<usize> {
     heads.start * dim..heads.end * dim
@@ -120,9 +125,9 @@ impl<M: Memory> Recurrent<M> {
         ];
         parts.extend(heads.has_steps.then(|| rows("b_proj", whole.n_heads, &values, 1)));
         parts.push(rows("a_proj", whole.n_heads, &values, 1));
-        let norm = match of.rule {
-            RecurrenceRule::Delta { .. } => None,
-            RecurrenceRule::StateSpace { .. } => Some(GroupedHeadNorm::load(at, spec, of)?),
+        let norm = match has_grouped_norm(of) {
+            true => Some(GroupedHeadNorm::load(at, spec, of)?),
+            false => None,
         };
         Ok(Recurrent {
             input: ColumnParallel::load(at, hidden, &parts)?,
@@ -130,7 +135,7 @@ impl<M: Memory> Recurrent<M> {
             norm,
             output: RowParallel::load(at, "out_proj", hidden, &leaves)?,
             heads,
-            place: spec.cache_groups().place(&at.part().layers, layer as u32),
+            place: spec.cache_groups().state_place(&at.part().layers, layer as u32),
         })
     }
 
@@ -153,15 +158,17 @@ fn load_weights<M: Memory>(
 ) -> Result<RecurrentWeights<M::Vector>> {
     let (n_heads, n_keys) = (of.n_heads as usize, of.n_key_heads as usize);
     let [key, value, taps] = [of.key_dim, of.value_dim, of.taps].map(|n| n as usize);
+    // A multiplied input of a convolution is the same as a multiplied weight.
+    let factors = of.rule.factors();
     let parts = [
-        ("conv_q", n_keys * key, of_heads(keys, key)),
-        ("conv_k", n_keys * key, of_heads(keys, key)),
-        ("conv_v", n_heads * value, of_heads(values, value)),
+        ("conv_q", n_keys * key, of_heads(keys, key), factors.q),
+        ("conv_k", n_keys * key, of_heads(keys, key), factors.k),
+        ("conv_v", n_heads * value, of_heads(values, value), factors.v),
     ];
     let (mut channels, mut bias) = (Vec::new(), Vec::new());
-    for (name, n, owned) in parts {
-        channels
-            .extend(at.numbers(&format!("{name}.weight"), [n, taps])?[owned.start * taps..owned.end * taps].to_vec());
+    for (name, n, owned, factor) in parts {
+        let all = at.numbers(&format!("{name}.weight"), [n, taps])?;
+        channels.extend(all[owned.start * taps..owned.end * taps].iter().map(|weight| weight * factor));
         bias.extend(at.bias(name, n, owned)?);
     }
     let conv = taps_of_channels(&channels, taps);
@@ -178,9 +185,13 @@ fn load_weights<M: Memory>(
             eps: eps.unwrap_or(spec.norm_eps),
             step_max,
         },
-        RecurrenceRule::StateSpace { step_min, step_max } => {
-            StateRule::StateSpace { skip: at.vector_part("D", n_heads, values.clone())?, step_min, step_max }
-        }
+        RecurrenceRule::StateSpace(StateSpaceRule { step_min, step_max, factors, .. }) => StateRule::StateSpace {
+            skip: at.vector_part("D", n_heads, values.clone())?,
+            step_min,
+            step_max,
+            z_factor: factors.z,
+            a_factor: factors.a,
+        },
     };
     Ok(RecurrentWeights {
         conv: at.vector("conv_q+conv_k+conv_v.weight", &conv)?,
@@ -224,9 +235,9 @@ impl<M: Memory> RecurrentScratch<M> {
         let (device, part) = (all.device(), all.part());
         let heads = OwnedRecurrentHeads::of(device.class(), part, of).heads;
         let rows = |cols| device.buffer(limits.rows_max, cols);
-        let norm = match of.rule {
-            RecurrenceRule::Delta { .. } => None,
-            RecurrenceRule::StateSpace { .. } => {
+        let norm = match has_grouped_norm(of) {
+            false => None,
+            true => {
                 let ranks = columns_of_ranks(device.class(), part, of);
                 let parts = GatheredRows::new(device, limits, ranks.iter().map(ExactSizeIterator::len))?;
                 let of_group = of.n_heads / of.n_key_heads * of.value_dim;

@@ -68,8 +68,18 @@ pub enum StateRule<V> {
     /// its key, times step_max * sigmoid(b). The output is normed over each head, times silu(z). norm: [value_dim]
     Delta { norm: V, eps: f32, step_max: f32 },
     /// Mamba-2: a row's value is its own times the softplus, which is kept within bounds. The output, with `skip` times
-    /// the value, is multiplied by silu(z). skip: [n_heads]
-    StateSpace { skip: V, step_min: f32, step_max: f32 },
+    /// the value, is multiplied by silu(z). `z` and `a` are multiplied before use. skip: [n_heads]
+    StateSpace { skip: V, step_min: f32, step_max: f32, z_factor: f32, a_factor: f32 },
+}
+
+impl<V> StateRule<V> {
+    /// What `a` is multiplied by before its bias is added.
+    pub fn a_factor(&self) -> f32 {
+        match self {
+            StateRule::Delta { .. } => 1.0,
+            StateRule::StateSpace { a_factor, .. } => *a_factor,
+        }
+    }
 }
 
 /// The arguments of one recurrent layer.

@@ -122,10 +122,12 @@ impl Case {
         };
         let all = &self.weights;
         let rule = match &all.rule {
-            StateRule::StateSpace { skip, step_min, step_max } => StateRule::StateSpace {
+            StateRule::StateSpace { skip, step_min, step_max, z_factor, a_factor } => StateRule::StateSpace {
                 skip: Vector::new(&skip[owned.clone()]),
                 step_min: *step_min,
                 step_max: *step_max,
+                z_factor: *z_factor,
+                a_factor: *a_factor,
             },
             delta => delta.clone(),
         };
@@ -154,7 +156,7 @@ fn weights(rng: &mut Rng, heads: &RecurrentHeads) -> RecurrentWeights<Vector> {
     };
     let rule = match heads.has_steps {
         true => StateRule::Delta { norm: some(heads.value_dim, 0.3, 1.0), eps: 1e-6, step_max: 1.5 },
-        false => StateRule::StateSpace { skip: some(heads.n_heads, 0.3, 1.0), step_min: 0.02, step_max: 1.5 },
+        false => StateRule::StateSpace { skip: some(heads.n_heads, 0.3, 1.0), step_min: 0.02, step_max: 1.5, z_factor: 0.7, a_factor: 1.3 },
     };
     RecurrentWeights {
         conv: some(heads.taps * heads.n_channels(), 0.7, 0.0),
@@ -194,7 +196,7 @@ fn one_by_one(case: &Case, sequence: usize) -> Vec<f64> {
             let v: Vec<f64> = (0..value_dim).map(|j| channel(2 * n_keys + head * value_dim + j)).collect();
             let gates = n_channels + n_values;
             let a = f64::from(row[gates + usize::from(case.heads.has_steps) * n_heads + head]);
-            let soft = (a + f64::from(weights.rate_bias[head])).exp().ln_1p();
+            let soft = (f64::from(weights.rule.a_factor()) * a + f64::from(weights.rate_bias[head])).exp().ln_1p();
             let (step, soft) = match &weights.rule {
                 StateRule::Delta { step_max, .. } => (f64::from(*step_max) * sigmoid(f64::from(row[gates + head])), soft),
                 StateRule::StateSpace { step_min, step_max, .. } => {
@@ -228,7 +230,11 @@ fn one_by_one(case: &Case, sequence: usize) -> Vec<f64> {
                     let scale = 1.0 / (mean + f64::from(*eps)).sqrt();
                     out.extend(o.iter().enumerate().map(|(j, x)| gated(j, x * scale * f64::from(norm[j]))));
                 }
-                StateRule::StateSpace { skip, .. } => {
+                StateRule::StateSpace { skip, z_factor, .. } => {
+                    let gated = |j: usize, x: f64| {
+                        let z = f64::from(*z_factor) * z(j);
+                        x * z * sigmoid(z)
+                    };
                     let skipped = |j: usize, x: f64| gated(j, x + f64::from(skip[head]) * v[j]);
                     out.extend(o.iter().enumerate().map(|(j, x)| skipped(j, *x)));
                 }

@@ -31,7 +31,7 @@ const FEW_BITS: [&str; 16] = [
     "nvfp4-modelopt",
 ];
 /// `tests/reference/README.md` lists what only each of them covers.
-const FAMILIES: [&str; 44] = [
+const FAMILIES: [&str; 46] = [
     "mixtral",
     "qwen3-moe",
     "qwen3-moe-normed",
@@ -76,6 +76,8 @@ const FAMILIES: [&str; 44] = [
     "nemotron-h-moe",
     "olmo-hybrid",
     "olmo-hybrid-rope",
+    "falcon-h1",
+    "falcon-h1-normed",
 ];
 /// Made by llama.cpp's own converter; `gguf-k-*` also by its quantizer.
 const GGUFS: [&str; 41] = [
@@ -303,6 +305,16 @@ fn what_a_family_is_known_for_matters() {
     check("olmo-hybrid", r#"{"linear_allow_neg_eigval": false}"#);
     check("olmo-hybrid", r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}"#);
     check("olmo-hybrid-rope", r#"{"rope_parameters": null}"#);
+    for multiplier in ["attention_in", "attention_out", "key", "embedding", "lm_head", "ssm_in", "ssm_out"] {
+        check("falcon-h1", &format!(r#"{{"{multiplier}_multiplier": 1.1}}"#));
+    }
+    check("falcon-h1", r#"{"mlp_multipliers": [1.0, 0.5]}"#);
+    check("falcon-h1", r#"{"mlp_multipliers": [1.6, 1.0]}"#);
+    for i in 0..5 {
+        let mut factors = config("falcon-h1")["ssm_multipliers"].take();
+        factors[i] = 0.2.into();
+        check("falcon-h1", &serde_json::json!({ "ssm_multipliers": factors }).to_string());
+    }
 }
 
 /// Folders of models that also take images: the text model is a part, in the config and in the names.

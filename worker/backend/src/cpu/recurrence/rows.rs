@@ -175,7 +175,7 @@ impl RecurrenceJob<'_> {
         self.convolve::<L>(seen, key, columns.qkv[1], its_key);
         self.convolve::<L>(seen, 2 * key, columns.qkv[2], &mut parts.values[slot * value..][..value]);
         let weights = self.weights;
-        let soft = softplus(x[columns.a] + weights.rate_bias[head]);
+        let soft = softplus(weights.rule.a_factor() * x[columns.a] + weights.rate_bias[head]);
         let soft = match &weights.rule {
             StateRule::Delta { step_max, .. } => {
                 scale_to::<L>(query, 1.0 / (key as f32).sqrt());
@@ -281,11 +281,12 @@ impl RecurrenceJob<'_> {
                     store(normed.mul(silu(lanes::<L>(z, column))), out, column);
                 }
             }
-            StateRule::StateSpace { skip, .. } => {
+            StateRule::StateSpace { skip, z_factor, .. } => {
+                let z_factor = L::splat(*z_factor);
                 let (skip, values) = (L::splat(skip[head]), &parts.values[slot * value..][..value]);
                 for column in (0..value).step_by(LANES) {
                     let sum = skip.fma(lanes::<L>(values, column), lanes::<L>(sums, column));
-                    store(sum.mul(silu(lanes::<L>(z, column))), out, column);
+                    store(sum.mul(silu(z_factor.mul(lanes::<L>(z, column)))), out, column);
                 }
             }
         }
