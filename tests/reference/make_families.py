@@ -13,8 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers import (
     BambaConfig,
-    Cohere2Config, FalconH1Config, Gemma2Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,
-    GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, Lfm2Config, Lfm2MoeConfig,
+    Cohere2Config, FalconH1Config, Gemma2Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig,
+    GPT2Config, GPTNeoXConfig, GptOssConfig, GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, Lfm2Config,
+    Lfm2MoeConfig,
     LlamaConfig, Ministral3Config,
     MinistralConfig, MistralConfig, MixtralConfig, NemotronHConfig,
     Olmo2Config, Olmo3Config, OlmoHybridConfig, Phi3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
@@ -42,7 +43,7 @@ DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_d
 MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_expand=2, mamba_d_state=16, mamba_d_conv=4)
 FALCON_H1 = TINY | MAMBA | dict(
     mamba_d_ssm=64, mamba_norm_before_gate=False, tie_word_embeddings=True, embedding_multiplier=2.5,
-    lm_head_multiplier=0.4, key_multiplier=1.7, attention_in_multiplier=0.8, attention_out_multiplier=0.9,
+    lm_head_multiplier=0.4, key_multiplier=1.7, attention_in_multiplier=1.5, attention_out_multiplier=3.0,
     ssm_in_multiplier=1.25, ssm_out_multiplier=0.6, ssm_multipliers=[0.7, 0.9, 1.4, 0.8, 1.3],
     mlp_multipliers=[1.6, 0.5])
 OLMO_HYBRID = {k: v for k, v in TINY.items() if k != "head_dim"} | dict(
@@ -211,7 +212,7 @@ CHECKPOINTS = {
     "bamba": (45, lambda: BambaConfig(
         **TINY | dict(num_hidden_layers=3), **MAMBA, mamba_n_groups=2, attn_layer_indices=[1],
         tie_word_embeddings=True), [1, 40, 270]),
-    # The delta rule with steps up to two and norms before each sublayer; attention without a rope and with norms behind.
+    # The delta rule with steps up to two and norms before each sublayer; attention without a rope and norms behind.
     "olmo-hybrid": (83, lambda: OlmoHybridConfig(
         **OLMO_HYBRID | dict(num_hidden_layers=3), linear_value_head_dim=32,
         layer_types=["linear_attention", "full_attention", "linear_attention"],

@@ -32,7 +32,7 @@ pub fn recurrence(keys: &JsonKeys<'_>, inner: u32, rule: RecurrenceRule) -> Resu
     let value_dim = given.unwrap_or(inner / n_heads.max(1));
     if u64::from(n_heads) * u64::from(value_dim) != u64::from(inner) {
         return ParseError::malformed(format!(
-            "{n_heads} recurrent heads of {value_dim} do not add up to {inner}, the width by mamba_d_ssm or mamba_expand"
+            "{n_heads} recurrent heads of {value_dim} do not add up to the {inner} of mamba_d_ssm or mamba_expand"
         ));
     }
     Ok(RecurrenceSpec {

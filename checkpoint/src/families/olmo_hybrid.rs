@@ -5,9 +5,7 @@ use super::definition::{ConfigReaders, ConfigRules, FamilyDefinition, TensorTabl
 use super::llama::{KEYS, LLAMA, UNREAD};
 use super::olmo::{NORMS_BEHIND, OLMO2};
 use crate::config::json::keys::JsonKeys;
-use crate::config::{
-    DecoderForm, MixerSpec, PositionEncoding, RecurrenceRule, RecurrenceSpec, RecurrenceStorage,
-};
+use crate::config::{DecoderForm, MixerSpec, PositionEncoding, RecurrenceRule, RecurrenceSpec, RecurrenceStorage};
 use crate::error::ParseError;
 use crate::names::rows::Dim::{Hidden, Keys, One, OneValue, StateHeads, Taps, Values};
 use crate::names::rows::{ATTENTION, TensorMapping, same, tensor, whole};

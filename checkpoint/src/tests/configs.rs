@@ -111,7 +111,7 @@ fn layers_differ_as_configured() {
     check("GraniteForCausalLM", r#"{"logits_scaling": 0.0}"#, "a scale or a cap is inf");
     check("GPTNeoXForCausalLM", r#"{"hidden_act": "gelu", "attention_bias": false}"#, "without attention_bias");
     check("GPTNeoXForCausalLM", r#"{"hidden_act": "gelu_fast"}"#, "the activation gelu_fast");
-    for other in ["Llama4ForCausalLM", "FalconH1ForCausalLM", "OlmoHybridForCausalLM", "CohereForCausalLM"] {
+    for other in ["Llama4ForCausalLM", "JambaForCausalLM", "Zamba2ForCausalLM", "CohereForCausalLM"] {
         check(other, "{}", &format!("the architecture {other}"));
     }
     check(
@@ -142,6 +142,11 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("granite4", r#"{"mamba_conv_bias": false}"#, "mamba_conv_bias"),
     ("granite4", r#"{"mamba_proj_bias": true}"#, "mamba_proj_bias"),
     ("granite4", r#"{"mamba_n_heads": 3}"#, "mamba_expand"),
+    ("falcon-h1", r#"{"mamba_d_ssm": 80}"#, "the 80 of mamba_d_ssm"),
+    ("falcon-h1", r#"{"mamba_rms_norm": true, "mamba_norm_before_gate": true}"#, "mamba_norm_before_gate"),
+    ("falcon-h1", r#"{"projectors_bias": true}"#, "projectors_bias"),
+    ("falcon-h1", r#"{"ssm_multipliers": [1.0, 2.0]}"#, "2 numbers instead of 5"),
+    ("falcon-h1", r#"{"ssm_multipliers": [1.0, 1.0, 1.0, 1.0, 0.0]}"#, "the multipliers are invalid"),
     ("granite4", r#"{"time_step_limit": [1.0, 0.5]}"#, "steps between 1 and 0.5"),
     ("granite4", r#"{"time_step_limit": [1.0]}"#, "time_step_limit has 1"),
     ("granite4", r#"{"layer_types": null}"#, "layer_types is missing"),
@@ -246,6 +251,16 @@ fn recurrent_layers_are_read_and_those_that_cannot_be_are_refused() {
     lettered["layers_block_type"] = Value::Null;
     lettered["hybrid_override_pattern"] = "M-*M-".into();
     assert_eq!(spec_of(&lettered).unwrap(), single);
+    // A layer with a recurrence and attention belongs to two groups.
+    let both = spec_of(&committed("falcon-h1")).unwrap();
+    let layouts: Vec<_> = both.cache_groups().groups().iter().map(|group| group.layout).collect();
+    assert_eq!(layouts, [KvLayout::heads(2, 16), KvLayout::recurrence(4, 16, 16, 4)]);
+    assert_eq!(both.cache_groups().n_layers(&(0..2)).collect::<Vec<_>>(), [2, 2]);
+    // Without a list every fourth layer is attention, or of fewer the last.
+    let mut unlisted = committed("olmo-hybrid");
+    unlisted["layer_types"] = Value::Null;
+    let mixers: Vec<_> = spec_of(&unlisted).unwrap().layers.iter().map(|layer| layer.mixer.has_attention()).collect();
+    assert_eq!(mixers, [false, false, true]);
     for (name, edit, expect) in REFUSED {
         let mut config = committed(name);
         for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {

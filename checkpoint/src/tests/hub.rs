@@ -23,7 +23,7 @@ const OUTCOMES: &[(&str, ConfigOutcome)] = &[
     ("deepseek-r1-distill-qwen-7b", Served(Qwen2)),
     ("deepseek-v3", Refused("the architecture DeepseekV3ForCausalLM")),
     ("devstral-small-2", Served(Ministral3)),
-    ("falcon-h1-0.5b", Refused("the architecture FalconH1ForCausalLM")),
+    ("falcon-h1-0.5b", Served(FalconH1)),
     ("gemma-2-9b-it", Served(Gemma2)),
     ("gemma-3-1b-it", Served(Gemma3)),
     ("gemma-3-4b-it", Served(Gemma3)),

@@ -24,7 +24,7 @@ const FEW_BLOCKS: u32 = 50;
 const GRID_MAX: u16 = 4;
 
 /// One checkpoint of each family, both kinds of file for models with experts, and weights of bf16.
-const FAMILIES: [&str; 19] = [
+const FAMILIES: [&str; 21] = [
     WIDE,
     "llama-bf16-odd",
     "gguf-llama3",
@@ -32,6 +32,8 @@ const FAMILIES: [&str; 19] = [
     "gemma3",
     "gemma4",
     "gemma4-global",
+    "olmo-hybrid",
+    "falcon-h1",
     "gguf-gpt2",
     "gguf-phi3",
     "gguf-qwen2",

@@ -58,7 +58,9 @@ impl<M: Device> Model<M> {
         let spec = checkpoint.spec();
         let n_groups = spec.cache_groups().groups().len();
         match spec.state_mixer() {
-            Some(MixerSpec::Recurrence(of) | MixerSpec::Both(of)) => device.check_recurrence(&recurrence::whole_heads(&of))?,
+            Some(MixerSpec::Recurrence(of) | MixerSpec::Both(of)) => {
+                device.check_recurrence(&recurrence::whole_heads(&of))?;
+            }
             Some(MixerSpec::Convolution(of)) => {
                 device.check_convolution(&convolution::owned_channels(device.class(), part, &of).0)?;
             }

@@ -180,11 +180,9 @@ fn load_weights<M: Memory>(
     };
     let rates: Vec<f32> = rates[values.clone()].iter().map(rate).collect();
     let rule = match of.rule {
-        RecurrenceRule::Delta { step_max, eps } => StateRule::Delta {
-            norm: at.vector_plus("norm", value, 0.0)?,
-            eps: eps.unwrap_or(spec.norm_eps),
-            step_max,
-        },
+        RecurrenceRule::Delta { step_max, eps } => {
+            StateRule::Delta { norm: at.vector_plus("norm", value, 0.0)?, eps: eps.unwrap_or(spec.norm_eps), step_max }
+        }
         RecurrenceRule::StateSpace(StateSpaceRule { step_min, step_max, factors, .. }) => StateRule::StateSpace {
             skip: at.vector_part("D", n_heads, values.clone())?,
             step_min,

@@ -161,7 +161,15 @@ fn every_family_gives_the_tokens_of_one_rank() {
 /// Blocks begin anywhere in a step, and drafts are rewound over a block's boundary.
 #[test]
 fn recurrent_layers_give_the_tokens_of_one_rank_in_chunks_of_any_length() {
-    for (name, n_layers) in [("qwen3-next", 4), ("granite4", 3), ("nemotron-h", 5), ("gguf-qwen3.5", 4), ("olmo-hybrid", 3), ("falcon-h1", 2)] {
+    const HYBRIDS: [(&str, u32); 6] = [
+        ("qwen3-next", 4),
+        ("granite4", 3),
+        ("nemotron-h", 5),
+        ("gguf-qwen3.5", 4),
+        ("olmo-hybrid", 3),
+        ("falcon-h1", 2),
+    ];
+    for (name, n_layers) in HYBRIDS {
         let (assignment, mut requests) = (assignment(name), requests(6));
         requests.iter_mut().flat_map(|request| &mut request.prompt).for_each(|token| *token %= 264);
         let expected = alone(&assignment, &requests);

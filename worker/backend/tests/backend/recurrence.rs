@@ -156,7 +156,13 @@ fn weights(rng: &mut Rng, heads: &RecurrentHeads) -> RecurrentWeights<Vector> {
     };
     let rule = match heads.has_steps {
         true => StateRule::Delta { norm: some(heads.value_dim, 0.3, 1.0), eps: 1e-6, step_max: 1.5 },
-        false => StateRule::StateSpace { skip: some(heads.n_heads, 0.3, 1.0), step_min: 0.02, step_max: 1.5, z_factor: 0.7, a_factor: 1.3 },
+        false => StateRule::StateSpace {
+            skip: some(heads.n_heads, 0.3, 1.0),
+            step_min: 0.02,
+            step_max: 1.5,
+            z_factor: 0.7,
+            a_factor: 1.3,
+        },
     };
     RecurrentWeights {
         conv: some(heads.taps * heads.n_channels(), 0.7, 0.0),
@@ -198,7 +204,9 @@ fn one_by_one(case: &Case, sequence: usize) -> Vec<f64> {
             let a = f64::from(row[gates + usize::from(case.heads.has_steps) * n_heads + head]);
             let soft = (f64::from(weights.rule.a_factor()) * a + f64::from(weights.rate_bias[head])).exp().ln_1p();
             let (step, soft) = match &weights.rule {
-                StateRule::Delta { step_max, .. } => (f64::from(*step_max) * sigmoid(f64::from(row[gates + head])), soft),
+                StateRule::Delta { step_max, .. } => {
+                    (f64::from(*step_max) * sigmoid(f64::from(row[gates + head])), soft)
+                }
                 StateRule::StateSpace { step_min, step_max, .. } => {
                     let step = soft.clamp(f64::from(*step_min), f64::from(*step_max));
                     (step, step)

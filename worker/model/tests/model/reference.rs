@@ -306,7 +306,7 @@ fn what_a_family_is_known_for_matters() {
     check("olmo-hybrid", r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}"#);
     check("olmo-hybrid-rope", r#"{"rope_parameters": null}"#);
     for multiplier in ["attention_in", "attention_out", "key", "embedding", "lm_head", "ssm_in", "ssm_out"] {
-        check("falcon-h1", &format!(r#"{{"{multiplier}_multiplier": 1.1}}"#));
+        check("falcon-h1", &format!(r#"{{"{multiplier}_multiplier": 0.2}}"#));
     }
     check("falcon-h1", r#"{"mlp_multipliers": [1.0, 0.5]}"#);
     check("falcon-h1", r#"{"mlp_multipliers": [1.6, 1.0]}"#);
