@@ -89,6 +89,18 @@ async fn nemotron_h_moe() {
     recurrent_every_way("nemotron-h-moe", "int8").await;
 }
 
+/// Steps up to two, and norms in other places before a recurrence than behind attention.
+#[tokio::test]
+async fn olmo_hybrid() {
+    recurrent_every_way("olmo-hybrid", "int8").await;
+}
+
+/// Layers that keep keys and values and also a state.
+#[tokio::test]
+async fn falcon_h1() {
+    recurrent_every_way("falcon-h1", "int8").await;
+}
+
 #[tokio::test]
 async fn smollm2_int8_on_f16() {
     let bench = Bench::new("smollm2 int8 f16", smollm2_setup("int8", "f16"), smollm2_requests()).await;

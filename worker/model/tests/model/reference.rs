@@ -305,6 +305,11 @@ fn what_a_family_is_known_for_matters() {
     check("olmo-hybrid", r#"{"linear_allow_neg_eigval": false}"#);
     check("olmo-hybrid", r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}"#);
     check("olmo-hybrid-rope", r#"{"rope_parameters": null}"#);
+}
+
+/// The same of each multiplier of Falcon-H1.
+#[test]
+fn each_multiplier_matters() {
     for multiplier in ["attention_in", "attention_out", "key", "embedding", "lm_head", "ssm_in", "ssm_out"] {
         check("falcon-h1", &format!(r#"{{"{multiplier}_multiplier": 0.2}}"#));
     }
