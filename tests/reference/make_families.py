@@ -115,6 +115,12 @@ CHECKPOINTS = {
         **TINY | dict(num_hidden_layers=3), global_head_dim=48, sliding_window=18, attention_k_eq_v=True,
         num_global_key_value_heads=1, hidden_size_per_layer_input=0, final_logit_softcapping=3.0,
         layer_types=["sliding_attention"] * 2 + ["full_attention"]), [1, 40, 270]),
+    # Experts beside the MLP, each part between norms of its own, and factors of experts.
+    "gemma4-moe": (82, lambda: Gemma4TextConfig(
+        **TINY | dict(num_hidden_layers=3, intermediate_size=32), global_head_dim=32, sliding_window=18,
+        attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
+        final_logit_softcapping=3.0, layer_types=["sliding_attention"] * 2 + ["full_attention"],
+        enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=32), [1, 40, 270]),
     # Learned positions, LayerNorm, transposed matrices.
     "gpt2": (23, lambda: GPT2Config(
         n_embd=48, n_layer=2, n_head=3, n_positions=512, vocab_size=264), [1, 40, 270]),
@@ -309,6 +315,9 @@ def randomize(model, generator):
             # The scores of Gemma 4 have no other scale.
             if kind == "gemma4_text" and name.endswith(("q_norm.weight", "k_norm.weight")):
                 weight.mul_(weight.shape[0] ** -0.25)
+            # Its router divides by the root of the width.
+            if name.endswith("router.scale"):
+                weight.mul_(weight.shape[0] ** 0.5)
         elif any(part in name for part in ("embed", "lm_head", "embed_out", "wte", "wpe")):
             weight.copy_((0.1 if is_gemma else 0.35) * noise)
         else:

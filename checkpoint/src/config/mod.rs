@@ -74,7 +74,7 @@ const EOS_MAX: usize = 64;
 impl ModelSpec {
     /// Returns the decoder that runs the model.
     pub fn form(&self) -> DecoderForm {
-        self.family.definition().form(self.is_parallel)
+        self.family.definition().form(self.is_parallel, self.has_experts_beside_mlps())
     }
 
     /// What each layer keeps of earlier positions. A window at least as long as the context counts as none.
@@ -94,6 +94,10 @@ impl ModelSpec {
     /// The heads of a layer's keys and values.
     pub fn kv_heads_of(&self, layer: &LayerSpec) -> KvHeads {
         layer.kv_heads.unwrap_or(KvHeads { n: self.n_kv_heads, dim: self.head_dim, values_are_keys: false })
+    }
+
+    fn has_experts_beside_mlps(&self) -> bool {
+        self.experts.is_some_and(|of| of.is_beside_mlp)
     }
 
     /// The width of a layer's MLP.
@@ -142,10 +146,14 @@ impl ModelSpec {
         let experts = self.experts.as_ref().map_or(0, |of| {
             u64::from(of.n) * (n_mlp * hidden * u64::from(of.inner) + hidden) + n_mlp * hidden * u64::from(of.shared)
         });
-        let mlps =
-            self.layers.iter().filter(|layer| layer.has_mlp).map(|layer| {
-                if layer.has_experts { experts } else { n_mlp * hidden * u64::from(self.inner_of(layer)) }
-            });
+        let mlps = self.layers.iter().filter(|layer| layer.has_mlp).map(|layer| {
+            let dense = n_mlp * hidden * u64::from(self.inner_of(layer));
+            match (layer.has_experts, self.has_experts_beside_mlps()) {
+                (true, true) => experts + dense,
+                (true, false) => experts,
+                (false, _) => dense,
+            }
+        });
         let attention = |layer: &LayerSpec| {
             let KvHeads { n, dim, values_are_keys } = self.kv_heads_of(layer);
             let n_kv = if layer.kv_of.is_some() { 0 } else { n * (2 - u32::from(values_are_keys)) };
@@ -288,6 +296,9 @@ impl ModelSpec {
                 if !are_groups(*n, *n_used, *groups, *of_groups) =>
             {
                 ParseError::malformed(format!("cannot use {n_used} of {n} experts in {of_groups} of {groups} groups"))
+            }
+            Some(of) if of.is_beside_mlp && self.layers.iter().any(|layer| layer.has_mlp && !layer.has_experts) => {
+                ParseError::unsupported("layers without experts among layers that have them beside their MLPs")
             }
             None if self.layers.iter().any(|layer| layer.has_experts) => {
                 ParseError::malformed("layers use experts, but the model has none")

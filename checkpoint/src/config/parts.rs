@@ -92,6 +92,8 @@ pub struct ExpertsSpec {
     pub clamp: Option<ClampedSilu>,
     /// Router and experts have a bias.
     pub has_bias: bool,
+    /// They are beside the layer's MLP, not in its place. Both parts read the stream, and each has norms of its own.
+    pub is_beside_mlp: bool,
 }
 
 /// How the router's products become scores.

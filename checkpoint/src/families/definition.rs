@@ -24,13 +24,16 @@ pub struct FamilyDefinition {
     pub form: DecoderForm,
     /// The norms of models whose attention and MLP see the same stream, if they differ.
     pub parallel_norms: Option<BlockNorms<&'static str>>,
+    /// The norms of models that have experts beside their MLPs.
+    pub norms_beside_experts: Option<BlockNorms<&'static str>>,
     /// The form of chats, where a file has no template and its vocabulary shows no form.
     pub chat_form: &'static ChatForm,
 }
 
 impl FamilyDefinition {
-    pub fn form(&self, is_parallel: bool) -> DecoderForm {
-        match self.parallel_norms.filter(|_| is_parallel) {
+    pub fn form(&self, is_parallel: bool, has_experts_beside: bool) -> DecoderForm {
+        let beside_experts = self.norms_beside_experts.filter(|_| has_experts_beside);
+        match self.parallel_norms.filter(|_| is_parallel).or(beside_experts) {
             Some(norms) => DecoderForm { norms, ..self.form },
             None => self.form,
         }

@@ -14,7 +14,7 @@ pub fn softmax_experts(keys: &JsonKeys<'_>, n: u32, inner: u32, normalized: bool
     Ok(ExpertsSpec { n, n_used: keys.length("num_experts_per_tok")?, inner, normalized, ..SOFTMAX })
 }
 
-const SOFTMAX: ExpertsSpec = ExpertsSpec {
+pub const SOFTMAX: ExpertsSpec = ExpertsSpec {
     n: 0,
     n_used: 0,
     inner: 0,
@@ -25,6 +25,7 @@ const SOFTMAX: ExpertsSpec = ExpertsSpec {
     has_shared_gate: false,
     clamp: None,
     has_bias: false,
+    is_beside_mlp: false,
 };
 
 /// Newer files use Mixtral's name for it.

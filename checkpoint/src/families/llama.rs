@@ -108,6 +108,7 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
         scales_layers: false,
     },
     parallel_norms: None,
+    norms_beside_experts: None,
     chat_form: &CHATML,
 };
 

@@ -27,7 +27,7 @@ const OUTCOMES: &[(&str, ConfigOutcome)] = &[
     ("gemma-2-9b-it", Served(Gemma2)),
     ("gemma-3-1b-it", Served(Gemma3)),
     ("gemma-3-4b-it", Served(Gemma3)),
-    ("gemma-4-26b-a4b", Refused("a model with enable_moe_block")),
+    ("gemma-4-26b-a4b", Served(Gemma4)),
     ("glm-4.5", Served(Glm4Moe)),
     ("gpt-oss-20b", Served(GptOss)),
     ("gpt-oss-20b-bf16", Served(GptOss)),

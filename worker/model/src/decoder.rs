@@ -131,7 +131,7 @@ impl<M: Memory> Block<M> {
             norms: form.norms_of(&of.mixer).map(|name| Norm::load(at, name, spec, form.norm_kind))?,
             mixer: Mixer::load(at, spec, layer)?,
             mlp: match of.has_mlp {
-                true => Some(Mlp::load(&at.at_path("mlp"), spec, of, form.activation)?),
+                true => Some(Mlp::load(at, spec, of, form.activation)?),
                 false => None,
             },
             input: match spec.layer_input {

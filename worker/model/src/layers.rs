@@ -120,6 +120,11 @@ impl<M: Memory> Norm<M> {
         };
         Ok(Norm { weight: at.vector_plus(name, hidden, spec.norm_offset)?, bias, eps: spec.norm_eps })
     }
+
+    /// An RMS norm of these weights.
+    pub fn of(weight: M::Vector, eps: f32) -> Norm<M> {
+        Norm { weight, bias: None, eps }
+    }
 }
 
 impl<D: Device> Norm<D> {

@@ -13,6 +13,7 @@ mod layers;
 mod limits;
 mod mixer;
 mod mlp;
+mod mlp_pair;
 mod recurrence;
 mod rope;
 mod spread;

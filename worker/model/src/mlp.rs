@@ -1,9 +1,10 @@
-//! The part of a layer that works on each row alone: an MLP, or a mixture of experts.
+//! The part of a layer that works on each row alone: an MLP, a mixture of experts, or both side by side.
 
 use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::layers::{ColumnParallel, RowParallel, owned_inner};
 use crate::limits::PassLimits;
+use crate::mlp_pair::{MlpPair, PairScratch};
 use crate::weights::{MatrixRows, WeightLoader};
 use backend::{Clamp, Device, ElementOp, Expert, ExpertStack, Gate, Memory, MlpActivation, Routing, Scoring};
 use checkpoint::{Activation, ClampedSilu, ExpertScores, ExpertsSpec, LayerSpec, ModelMultipliers, ModelSpec};
@@ -14,6 +15,7 @@ pub enum Mlp<M: Memory> {
     /// With the number of its width among those of the model.
     Dense(Dense<M>, usize),
     Mixture(ExpertMixture<M>),
+    Pair(MlpPair<M>),
 }
 
 pub struct Dense<M: Memory> {
@@ -33,6 +35,8 @@ pub struct ExpertMixture<M: Memory> {
     router_bias: Option<M::Vector>, // gate.bias [n_experts]
     /// Added to scores for the choice alone.
     correction: Option<M::Vector>, // gate.e_score_correction_bias [n_experts]
+    /// The weights of chosen experts are multiplied by theirs.
+    factors: Option<M::Vector>, // gate.factors [n_experts]
     experts: ExpertStack<M>,        // experts.{e}.gate_proj, up_proj, down_proj
     /// The expert that all rows use besides.
     shared: Option<Dense<M>>, // shared_experts
@@ -45,11 +49,12 @@ pub struct ExpertMixture<M: Memory> {
 /// The buffers that an MLP or a mixture works in.
 pub struct MlpScratch<M: Memory> {
     /// For each width.
-    dense: Vec<DenseScratch<M>>,
-    mixture: Option<MixtureScratch<M>>,
+    pub dense: Vec<DenseScratch<M>>,
+    pub mixture: Option<MixtureScratch<M>>,
+    pub pair: Option<PairScratch<M>>,
 }
 
-struct MixtureScratch<M: Memory> {
+pub struct MixtureScratch<M: Memory> {
     scores: M::Buffer, // [rows_max, n_experts]
     routes: M::Routes,
     shared: Option<SharedExpertScratch<M>>,
@@ -61,29 +66,34 @@ struct SharedExpertScratch<M: Memory> {
     gate: M::Buffer, // [rows_max, 1]
 }
 
-struct DenseScratch<M: Memory> {
+pub struct DenseScratch<M: Memory> {
     gate_up: M::Buffer, // [rows_max, 2 * inner]
     inner: M::Buffer,   // [rows_max, inner]
 }
 
 impl<M: Memory> Mlp<M> {
+    /// `at` is the layer, whose MLP is `mlp`.
     pub fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, of: &LayerSpec, activation: Activation) -> Result<Mlp<M>> {
+        let (in_mlp, hidden, inner) = (at.at_path("mlp"), spec.hidden as usize, spec.inner_of(of));
+        let width = widths(spec).iter().position(|width| *width == inner).unwrap_or(0);
+        let ModelMultipliers { mlp_gate: gate_factor, mlp: factor, .. } = spec.factors;
+        let dense = || Dense::load(&in_mlp, hidden, inner as usize, activation);
+        let mixture = |experts| ExpertMixture::load(&in_mlp, hidden, experts, activation);
         match spec.experts.as_ref().filter(|_| of.has_experts) {
-            Some(experts) => ExpertMixture::load(at, spec.hidden as usize, experts, activation).map(Mlp::Mixture),
-            None => {
-                let inner = spec.inner_of(of);
-                let width = widths(spec).iter().position(|width| *width == inner).unwrap_or(0);
-                let dense = Dense::load(at, spec.hidden as usize, inner as usize, activation)?;
-                let ModelMultipliers { mlp_gate: gate_factor, mlp: factor, .. } = spec.factors;
-                Ok(Mlp::Dense(Dense { gate_factor, factor, ..dense }, width))
+            None => Ok(Mlp::Dense(Dense { gate_factor, factor, ..dense()? }, width)),
+            Some(experts) if experts.is_beside_mlp => {
+                MlpPair::load(at, spec, (dense()?, width), mixture(experts)?).map(Mlp::Pair)
             }
+            Some(experts) => mixture(experts).map(Mlp::Mixture),
         }
     }
 
+    /// Planes that `out` needs: at least one, the sum.
     pub fn n_planes(&self) -> usize {
         match self {
             Mlp::Dense(dense, _) => dense.down.n_planes(),
             Mlp::Mixture(mixture) => mixture.runs.len().max(1),
+            Mlp::Pair(_) => 1,
         }
     }
 }
@@ -99,6 +109,7 @@ impl<D: Device> Mlp<D> {
     ) -> Result<()> {
         match (self, &mut scratch.mixture) {
             (Mlp::Dense(dense, width), _) => dense.forward(ctx, x, &mut scratch.dense[*width], out),
+            (Mlp::Pair(pair), _) => pair.forward(ctx, x, scratch, out),
             (Mlp::Mixture(mixture), Some(scratch)) => mixture.forward(ctx, x, scratch, out),
             (Mlp::Mixture(_), None) => unreachable!("a spec with experts has a scratch for them"),
         }
@@ -125,7 +136,8 @@ impl<M: Memory> Dense<M> {
 }
 
 impl<D: Device> Dense<D> {
-    fn forward(
+    /// x: [n_rows, hidden] -> out: [n_rows, hidden], the same on all ranks
+    pub fn forward(
         &self,
         ctx: &mut Ctx<'_, D>,
         x: &D::Buffer,
@@ -186,6 +198,10 @@ impl<M: Memory> ExpertMixture<M> {
                 ExpertScores::Softmax => None,
                 ExpertScores::Sigmoid { .. } => Some(at.vector_part("gate.e_score_correction_bias", n, 0..n)?),
             },
+            factors: match spec.is_beside_mlp {
+                true => Some(at.vector_part("gate.factors", n, 0..n)?),
+                false => None,
+            },
             shared: match spec.shared {
                 0 => None,
                 inner => Some(Dense::load(&at.at_path("shared_experts"), hidden, inner as usize, activation)?),
@@ -207,6 +223,7 @@ impl<M: Memory> ExpertMixture<M> {
 }
 
 impl<D: Device> ExpertMixture<D> {
+    /// x: [n_rows, hidden] -> out: [n_rows, hidden], the same on all ranks
     fn forward(
         &self,
         ctx: &mut Ctx<'_, D>,
@@ -214,12 +231,32 @@ impl<D: Device> ExpertMixture<D> {
         scratch: &mut MixtureScratch<D>,
         out: &mut D::Buffer,
     ) -> Result<()> {
+        self.route(ctx, x, scratch);
+        self.apply(ctx, x, scratch, out)
+    }
+
+    /// Chooses the experts of each row. x: [n_rows, hidden]
+    pub fn route(&self, ctx: &Ctx<'_, D>, x: &D::Buffer, scratch: &mut MixtureScratch<D>) {
         let (device, n_rows) = (ctx.device, ctx.n_rows());
         device.linear(x, &self.router, n_rows, &mut scratch.scores); // [n_rows, n_experts]
         if let Some(bias) = &self.router_bias {
             device.add_bias(&mut scratch.scores, bias, n_rows);
         }
         device.route(&scratch.scores, self.correction.as_ref(), n_rows, &mut scratch.routes);
+        if let Some(factors) = &self.factors {
+            device.scale_choices(factors, &mut scratch.routes);
+        }
+    }
+
+    /// Sums the outputs of the chosen experts. x: [n_rows, hidden] -> out: [n_rows, hidden], the same on all ranks
+    pub fn apply(
+        &self,
+        ctx: &mut Ctx<'_, D>,
+        x: &D::Buffer,
+        scratch: &mut MixtureScratch<D>,
+        out: &mut D::Buffer,
+    ) -> Result<()> {
+        let (device, n_rows) = (ctx.device, ctx.n_rows());
         // [runs * n_rows, hidden]
         device.apply_experts(x, &self.experts, &self.runs, n_rows, &mut scratch.routes, out);
         ctx.ranks.all_reduce(device, out, &self.runs, self.n_experts, n_rows)?;
@@ -288,8 +325,26 @@ impl<M: Memory> MlpScratch<M> {
             None => None,
         };
         let dense = widths(spec).into_iter().map(|inner| DenseScratch::new(all, inner as usize, limits));
-        Ok(MlpScratch { dense: dense.collect::<Result<_>>()?, mixture })
+        let pair = match &spec.experts {
+            Some(experts) if experts.is_beside_mlp => {
+                let of_dense = widths(spec).into_iter().map(|inner| n_dense_planes(all, inner as usize)).max();
+                let n_planes = n_planes(all, experts.n).max(of_dense.unwrap_or(1));
+                Some(PairScratch::new(all.device(), spec.hidden as usize, n_planes, limits)?)
+            }
+            _ => None,
+        };
+        Ok(MlpScratch { dense: dense.collect::<Result<_>>()?, mixture, pair })
     }
+}
+
+/// Planes of a sum of so many leaves, on this rank.
+fn n_planes<M: Memory>(all: &WeightLoader<'_, M>, n_leaves: u32) -> usize {
+    aligned_runs(all.part().owned(n_leaves), n_leaves).len().max(1)
+}
+
+/// Planes of the output of an MLP. `inner` is the width on all ranks together.
+fn n_dense_planes<M: Memory>(all: &WeightLoader<'_, M>, inner: usize) -> usize {
+    n_planes(all, owned_inner(all.device().class(), all.part(), inner).1.len() as u32)
 }
 
 impl<M: Memory> DenseScratch<M> {
@@ -311,9 +366,8 @@ impl<M: Memory> SharedExpertScratch<M> {
         inner: usize,
         limits: PassLimits,
     ) -> Result<SharedExpertScratch<M>> {
-        let (device, n_leaves) = (all.device(), owned_inner(all.device().class(), all.part(), inner).1.len() as u32);
-        let n_planes = aligned_runs(all.part().owned(n_leaves), n_leaves).len().max(1);
-        let out = device.buffer(n_planes * limits.rows_max, hidden)?;
+        let device = all.device();
+        let out = device.buffer(n_dense_planes(all, inner) * limits.rows_max, hidden)?;
         let gate = device.buffer(limits.rows_max, 1)?;
         Ok(SharedExpertScratch { dense: DenseScratch::new(all, inner, limits)?, out, gate })
     }

@@ -201,6 +201,13 @@ impl Experts for Cpu {
         routes.group_by_expert();
     }
 
+    fn scale_choices(&self, factors: &Vector, routes: &mut Routes) {
+        let Routing { n_experts, n_used, .. } = routes.routing;
+        assert_eq!(factors.len(), n_experts, "a factor for each expert");
+        let choices = routes.chosen.iter().zip(&mut routes.weights);
+        choices.take(routes.n_rows * n_used).for_each(|(expert, weight)| *weight *= factors[*expert as usize]);
+    }
+
     fn apply_experts(
         &self,
         x: &Buffer,

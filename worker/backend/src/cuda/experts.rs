@@ -241,6 +241,10 @@ impl Experts for Cuda {
         self.group_by_expert(routes);
     }
 
+    fn scale_choices(&self, _: &Vector, _: &mut Routes) {
+        unreachable!("`check_attention` refuses norms of values, which all models with factors of experts have");
+    }
+
     fn apply_experts(
         &self,
         x: &Buffer,

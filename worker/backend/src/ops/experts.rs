@@ -63,6 +63,9 @@ pub trait Experts: Memory {
     /// Softmax over each row's scores, or a sigmoid of each, then the best of them, the lower id where two are equal.
     /// scores: [n_rows, n_experts]; correction: [n_experts], added to sigmoids for the choice alone.
     fn route(&self, scores: &Self::Buffer, correction: Option<&Self::Vector>, n_rows: usize, routes: &mut Self::Routes);
+    /// Multiplies the weight of each choice by its expert's factor: the last rounding of the weights. After `route`.
+    /// factors: [n_experts]
+    fn scale_choices(&self, factors: &Self::Vector, routes: &mut Self::Routes);
     /// Each row's weighted sum over its experts, by the tree whose leaves are the experts: one plane for each aligned
     /// run that this rank owns. `experts` are those of the runs, in order.
     /// x: [n_rows, hidden], out: [n_runs * n_rows, hidden]

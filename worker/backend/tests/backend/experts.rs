@@ -269,6 +269,24 @@ fn ties_go_to_lower_expert_and_nan_last() {
 }
 
 #[test]
+fn factors_of_experts_scale_weights_and_choose_nothing() {
+    let cpu = cpu(Isa::detect(), 1, Activations::F32);
+    let (mut rng, factors) = (Rng::new(77), [4.0, 0.5, -2.0, 0.0, 1.5]);
+    let case = Case::new(&mut rng, Dtype::F32, (factors.len(), 2), 20);
+    let (plain, mut scaled) = (case.routes(&cpu), case.routes(&cpu));
+    cpu.scale_choices(&cpu.vector(&factors).unwrap(), &mut scaled);
+    let mut chosen = Vec::new();
+    for row in 0..case.n_rows {
+        let ((ids, weights), (same, found)) = (plain.choices_of_row(row), scaled.choices_of_row(row));
+        let expected: Vec<f32> = ids.iter().zip(weights).map(|(id, weight)| weight * factors[*id as usize]).collect();
+        assert_eq!(ids, same, "row {row}");
+        assert_bits(&format!("row {row}"), found, &expected);
+        chosen.extend(ids);
+    }
+    assert!((0..5).all(|expert| chosen.contains(&expert)), "{chosen:?}");
+}
+
+#[test]
 fn routes_that_cannot_be_are_refused() {
     let cpu = cpu(Isa::detect(), 1, Activations::F32);
     let routes = |n_experts, n_used| {
