@@ -48,6 +48,12 @@ async fn gemma4() {
     tiny_every_way("gemma4", "int8").await;
 }
 
+/// Experts beside MLPs, with norms between and behind them.
+#[tokio::test]
+async fn gemma4_moe() {
+    tiny_every_way("gemma4-moe", "int8").await;
+}
+
 #[tokio::test]
 async fn kv_of_eight_bits() {
     int8_every_way("llama-f32-rope3", "int8").await;

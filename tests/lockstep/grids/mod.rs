@@ -24,7 +24,7 @@ const FEW_BLOCKS: u32 = 50;
 const GRID_MAX: u16 = 4;
 
 /// One checkpoint of each family, both kinds of file for models with experts, and weights of bf16.
-const FAMILIES: [&str; 21] = [
+const FAMILIES: [&str; 22] = [
     WIDE,
     "llama-bf16-odd",
     "gguf-llama3",
@@ -34,6 +34,7 @@ const FAMILIES: [&str; 21] = [
     "gemma4-global",
     "olmo-hybrid",
     "falcon-h1",
+    "gemma4-moe",
     "gguf-gpt2",
     "gguf-phi3",
     "gguf-qwen2",

@@ -92,7 +92,7 @@ fn a_tied_embedding_is_the_head_of_the_last_stage_too() {
 /// over stages, and over ranks of which one owns nothing.
 #[test]
 fn every_family_gives_the_tokens_of_one_rank() {
-    const FAMILIES: [(&str, u32); 47] = [
+    const FAMILIES: [(&str, u32); 48] = [
         ("mixtral", 2),
         ("qwen3-moe", 3),
         ("qwen2", 2),
@@ -103,6 +103,7 @@ fn every_family_gives_the_tokens_of_one_rank() {
         ("gemma2", 2),
         ("gemma3", 6),
         ("gemma4-global", 3),
+        ("gemma4-moe", 3),
         ("gpt2", 2),
         ("llama-linear", 2),
         ("olmo2", 2),

@@ -31,7 +31,7 @@ const FEW_BITS: [&str; 16] = [
     "nvfp4-modelopt",
 ];
 /// `tests/reference/README.md` lists what only each of them covers.
-const FAMILIES: [&str; 46] = [
+const FAMILIES: [&str; 47] = [
     "mixtral",
     "qwen3-moe",
     "qwen3-moe-normed",
@@ -46,6 +46,7 @@ const FAMILIES: [&str; 46] = [
     "gemma3",
     "gemma4",
     "gemma4-global",
+    "gemma4-moe",
     "gpt2",
     "olmo2",
     "olmo3",
@@ -266,6 +267,7 @@ fn what_a_family_is_known_for_matters() {
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1000000.0}}}"#;
     check("gemma3", one_rope);
+    check("gemma4-moe", r#"{"top_k_experts": 1}"#);
     check("olmo3", r#"{"sliding_window": 21}"#);
     let one_rope = r#"{"rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
