@@ -3,8 +3,9 @@
 
 use crate::ctx::Ctx;
 use crate::error::Result;
-use crate::layers::{EmbeddingTable, Norm, Residual};
+use crate::layers::{Norm, Residual};
 use crate::limits::PassLimits;
+use crate::vocabulary::EmbeddingTable;
 use crate::weights::{MatrixRows, WeightLoader};
 use backend::{AttentionHeads, Device, ElementOp, Gate, HeadNorms, Memory};
 use checkpoint::{ModelSpec, NormKind};

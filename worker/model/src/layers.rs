@@ -26,12 +26,11 @@ use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, WeightLoader};
-use backend::{AttentionHeads, Device, ElementOp, Memory, RunOutcome};
+use backend::{AttentionHeads, Device, Memory, RunOutcome};
 use checkpoint::{ModelSpec, NormKind};
 use std::ops::Range;
-use std::sync::Arc;
 use types::leaves::aligned_runs;
-use types::{DeviceClass, Leaves, RankPart, Shares};
+use types::{DeviceClass, Leaves, RankPart};
 
 /// The residual stream of a pass: its sum so far, and the last sublayer's output, which is not added yet.
 pub struct Residual<M: Memory> {
@@ -55,7 +54,7 @@ impl<M: Memory> Residual<M> {
     }
 
     /// The buffer in which the stream begins. [n_rows, hidden]
-    fn begin(&mut self) -> &mut M::Buffer {
+    pub fn begin(&mut self) -> &mut M::Buffer {
         self.is_due = false;
         &mut self.sum
     }
@@ -264,221 +263,10 @@ impl<D: Device> RowParallel<D> {
     }
 }
 
-/// The beginning of a stage's stream: rows of a table that is spread over the ranks, or the previous stage's output.
-pub struct Embedding<M: Memory> {
-    table: Option<EmbeddingTable<M>>,
-}
-
-/// A table with a row for each token, spread over the ranks of a stage.
-pub struct EmbeddingTable<M: Memory> {
-    rows: Arc<M::Matrix>, // [owned rows of the vocabulary, cols]
-    first: u32,
-    shares: Shares,
-    n_vocab: u32,
-    /// Rows are multiplied by it.
-    factor: Option<f32>,
-}
-
-impl<M: Memory> EmbeddingTable<M> {
-    /// `{name}.weight` is [n_vocab, cols].
-    pub fn load(
-        at: &WeightLoader<'_, M>,
-        name: &str,
-        n_vocab: usize,
-        cols: usize,
-        factor: Option<f32>,
-    ) -> Result<EmbeddingTable<M>> {
-        let rows = vocabulary(at, name, n_vocab, cols)?.into();
-        let (n_vocab, shares) = (n_vocab as u32, at.part().shares.clone());
-        Ok(EmbeddingTable { rows, first: at.part().owned(n_vocab).start, shares, n_vocab, factor })
-    }
-}
-
-impl<D: Device> EmbeddingTable<D> {
-    /// The pass's tokens -> out: [n_rows, cols], the same on all ranks
-    pub fn look_up(&self, ctx: &mut Ctx<'_, D>, out: &mut D::Buffer) -> Result<()> {
-        let Ctx { device, pass, ranks, .. } = ctx;
-        device.embed_pass(&self.rows, self.first, pass, out);
-        if let Some(factor) = self.factor {
-            device.map(out, ElementOp::Scale(factor), pass.n_rows());
-        }
-        let owner = |row: usize| self.shares.owner(pass.rows.tokens[row], self.n_vocab).into();
-        Ok(ranks.share_rows(device, out, owner, pass.n_rows())?)
-    }
-}
-
-impl<M: Memory> Embedding<M> {
-    pub fn load(model: &WeightLoader<'_, M>, spec: &ModelSpec) -> Result<Embedding<M>> {
-        let (n_vocab, hidden, factor) = (spec.vocab as usize, spec.hidden as usize, spec.factors.embedding);
-        let load = || EmbeddingTable::load(model, "embed_tokens", n_vocab, hidden, factor);
-        Ok(Embedding { table: model.part().is_first().then(load).transpose()? })
-    }
-}
-
-impl<D: Device> Embedding<D> {
-    /// The pass's tokens -> the stream [n_rows, hidden]
-    pub fn forward(&self, ctx: &mut Ctx<'_, D>, residual: &mut Residual<D>) -> Result<()> {
-        match &self.table {
-            Some(table) => table.look_up(ctx, residual.begin()),
-            None => Ok(ctx.ranks.recv_rows(ctx.device, residual.begin(), ctx.pass.n_rows())?),
-        }
-    }
-}
-
-/// The end of a stage's stream: logits, of which each rank computes its rows of the vocabulary, or the next stage.
-pub struct LmHead<M: Memory> {
-    last: Option<OutputScratch<M>>,
-    /// Logits become `cap * tanh(logit / cap)`.
-    cap: Option<f32>,
-    factor: Option<f32>,
-}
-
-struct OutputScratch<M: Memory> {
-    rows: Arc<M::Matrix>, // [owned rows of the vocabulary, hidden]
-    n_vocab: u32,
-    x: M::Buffer,           // [rows_max, hidden]
-    output_rows: M::Buffer, // [outputs_max, hidden]
-    mine: M::Buffer,        // [outputs_max, owned rows of the vocabulary]
-    /// Only where a rank does not own the whole vocabulary.
-    whole: Option<M::Buffer>, // [outputs_max, n_vocab]
-    is_sampler: bool,
-}
-
-impl<M: Memory> LmHead<M> {
-    pub fn load(
-        at: &WeightLoader<'_, M>,
-        name: &str,
-        n_vocab: usize,
-        hidden: usize,
-        limits: PassLimits,
-    ) -> Result<LmHead<M>> {
-        match at.part().is_last() {
-            true => LmHead::of(vocabulary(at, name, n_vocab, hidden)?.into(), at, n_vocab, hidden, limits),
-            false => Ok(LmHead { last: None, cap: None, factor: None }),
-        }
-    }
-
-    /// The head is the embedding, `name`. A stage other than the first loads it once more.
-    pub fn tied(
-        embedding: &Embedding<M>,
-        at: &WeightLoader<'_, M>,
-        name: &str,
-        n_vocab: usize,
-        hidden: usize,
-        limits: PassLimits,
-    ) -> Result<LmHead<M>> {
-        match &embedding.table {
-            Some(table) if at.part().is_last() => LmHead::of(table.rows.clone(), at, n_vocab, hidden, limits),
-            _ => LmHead::load(at, name, n_vocab, hidden, limits),
-        }
-    }
-
-    fn of(
-        rows: Arc<M::Matrix>,
-        at: &WeightLoader<'_, M>,
-        n_vocab: usize,
-        hidden: usize,
-        limits: PassLimits,
-    ) -> Result<LmHead<M>> {
-        let (device, part) = (at.device(), at.part());
-        let PassLimits { rows_max, outputs_max, .. } = limits;
-        let is_spread = part.shares.n_ranks() > 1;
-        // Only the sampler has the gathered logits.
-        let whole_rows = if part.is_sampler() { outputs_max } else { 0 };
-        Ok(LmHead {
-            last: Some(OutputScratch {
-                rows,
-                n_vocab: n_vocab as u32,
-                x: device.buffer(rows_max, hidden)?,
-                output_rows: device.buffer(outputs_max, hidden)?,
-                mine: device.buffer(outputs_max, part.owned(n_vocab as u32).len())?,
-                whole: if is_spread { Some(device.buffer(whole_rows, n_vocab)?) } else { None },
-                is_sampler: part.is_sampler(),
-            }),
-            cap: None,
-            factor: None,
-        })
-    }
-
-    /// A model's embedding and its head, which may be the embedding again.
-    pub fn with_embedding(
-        all: &WeightLoader<'_, M>,
-        spec: &ModelSpec,
-        limits: PassLimits,
-    ) -> Result<(Embedding<M>, LmHead<M>)> {
-        let (model, n_vocab, hidden) = (all.at_path("model"), spec.vocab as usize, spec.hidden as usize);
-        let embedding = Embedding::load(&model, spec)?;
-        let head = match spec.tied_embeddings {
-            true => LmHead::tied(&embedding, &model, "embed_tokens", n_vocab, hidden, limits)?,
-            false => LmHead::load(all, "lm_head", n_vocab, hidden, limits)?,
-        };
-        Ok((embedding, head))
-    }
-
-    pub fn capped(self, cap: Option<f32>) -> LmHead<M> {
-        LmHead { cap, ..self }
-    }
-
-    /// Multiplies logits by `factor`.
-    pub fn scaled_by(self, factor: Option<f32>) -> LmHead<M> {
-        LmHead { factor, ..self }
-    }
-}
-
-impl<M: Memory> LmHead<M> {
-    /// Returns the last pass's rows after the final norm: [n_rows, hidden]. Only on the last stage, and only if the
-    /// pass requested outputs or hidden states.
-    pub fn hidden(&self) -> Option<&M::Buffer> {
-        self.last.as_ref().map(|last| &last.x)
-    }
-}
-
-impl<D: Device> LmHead<D> {
-    /// The stream -> the logits of the pass's outputs [n_outputs, n_vocab], on the rank that samples, if the
-    /// pass has any.
-    pub fn forward(
-        &mut self,
-        ctx: &mut Ctx<'_, D>,
-        norm: &Norm<D>,
-        residual: &mut Residual<D>,
-    ) -> Result<Option<&D::Buffer>> {
-        let Ctx { device, pass, ranks, .. } = ctx;
-        let (n_rows, n_outputs) = (pass.n_rows(), pass.rows.outputs.len());
-        let Some(last) = &mut self.last else {
-            ranks.send_rows(device, residual.sum_with_due(device, n_rows), n_rows)?;
-            return Ok(None);
-        };
-        if n_outputs == 0 && !pass.wants_hidden() {
-            return Ok(None);
-        }
-        norm.forward(device, residual, n_rows, &mut last.x); // [n_rows, hidden]
-        if n_outputs == 0 {
-            return Ok(None);
-        }
-        device.gather(&last.x, pass.rows.outputs, &mut last.output_rows); // [n_outputs, hidden]
-        device.linear(&last.output_rows, &last.rows, n_outputs, &mut last.mine); // [n_outputs, owned rows]
-        if let Some(cap) = self.cap {
-            device.map(&mut last.mine, ElementOp::SoftCap(cap), n_outputs);
-        }
-        if let Some(factor) = self.factor {
-            device.map(&mut last.mine, ElementOp::Scale(factor), n_outputs);
-        }
-        let Some(whole) = &mut last.whole else { return Ok(Some(&last.mine)) };
-        ranks.gather_columns(device, &last.mine, whole, last.n_vocab, n_outputs)?; // [n_outputs, n_vocab]
-        Ok(last.is_sampler.then_some(&*whole))
-    }
-}
-
-/// This rank's rows of a table of the vocabulary. [owned, hidden]
-fn vocabulary<M: Memory>(at: &WeightLoader<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<M::Matrix> {
-    let owned = at.part().owned(n_vocab as u32);
-    at.rows(hidden, &[MatrixRows { name, n: n_vocab, owned: owned.start as usize..owned.end as usize }])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use types::{Layout, Rank, Stage};
+    use types::{Layout, Rank, Shares, Stage};
 
     fn parts(bounds: &[u32]) -> Vec<RankPart> {
         let shares = Shares::new(bounds.iter().map(|bound| bound * (Shares::WHOLE / 16)).collect()).unwrap();

@@ -17,6 +17,7 @@ mod mlp_pair;
 mod recurrence;
 mod rope;
 mod spread;
+mod vocabulary;
 mod weights;
 
 pub use error::{Error, Result};
