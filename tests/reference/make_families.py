@@ -44,7 +44,7 @@ MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_expand=2, mamba_d_state=16,
 FALCON_H1 = TINY | MAMBA | dict(
     mamba_d_ssm=64, mamba_norm_before_gate=False, tie_word_embeddings=True, embedding_multiplier=2.5,
     lm_head_multiplier=0.4, key_multiplier=1.7, attention_in_multiplier=1.5, attention_out_multiplier=3.0,
-    ssm_in_multiplier=1.25, ssm_out_multiplier=0.6, ssm_multipliers=[0.7, 0.9, 1.4, 0.8, 1.3],
+    ssm_in_multiplier=1.25, ssm_out_multiplier=0.02, ssm_multipliers=[0.7, 0.9, 1.4, 0.8, 1.3],
     mlp_multipliers=[1.6, 0.5])
 OLMO_HYBRID = {k: v for k, v in TINY.items() if k != "head_dim"} | dict(
     hidden_size=64, linear_num_key_heads=4, linear_num_value_heads=4, linear_key_head_dim=16)
@@ -241,7 +241,7 @@ CHECKPOINTS = {
     "falcon-h1": (85, lambda: FalconH1Config(**FALCON_H1, mamba_n_groups=2), [1, 40, 270]),
     # The same with one group, whose outputs are normed behind the gate.
     "falcon-h1-normed": (86, lambda: FalconH1Config(
-        **FALCON_H1 | dict(num_hidden_layers=1), mamba_n_groups=1, mamba_rms_norm=True), [1, 40]),
+        **FALCON_H1 | dict(num_hidden_layers=1, ssm_out_multiplier=0.6), mamba_n_groups=1, mamba_rms_norm=True), [1, 40]),
     # Short convolutions, a dense layer, and experts that are chosen with a correction.
     "lfm2-moe": (48, lambda: Lfm2MoeConfig(
         **TINY | dict(num_hidden_layers=3, hidden_size=64, intermediate_size=32), conv_L_cache=3,
