@@ -241,7 +241,8 @@ CHECKPOINTS = {
     "falcon-h1": (85, lambda: FalconH1Config(**FALCON_H1, mamba_n_groups=2), [1, 40, 270]),
     # The same with one group, whose outputs are normed behind the gate.
     "falcon-h1-normed": (86, lambda: FalconH1Config(
-        **FALCON_H1 | dict(num_hidden_layers=1, ssm_out_multiplier=0.6), mamba_n_groups=1, mamba_rms_norm=True), [1, 40]),
+        **FALCON_H1 | dict(num_hidden_layers=1, ssm_out_multiplier=0.6, mamba_n_groups=1, mamba_rms_norm=True)),
+        [1, 40]),
     # Short convolutions, a dense layer, and experts that are chosen with a correction.
     "lfm2-moe": (48, lambda: Lfm2MoeConfig(
         **TINY | dict(num_hidden_layers=3, hidden_size=64, intermediate_size=32), conv_L_cache=3,
