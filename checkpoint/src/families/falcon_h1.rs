@@ -1,5 +1,5 @@
-//! Falcon-H1: each layer has Mamba-2 and attention side by side, and a multiplier follows almost every product. Those of
-//! attention's input, keys and output become one factor of scores and one of outputs. Tensors have Bamba's names.
+//! Falcon-H1: each layer has Mamba-2 and attention side by side, and a multiplier follows almost every product. Those
+//! of attention's input, keys and output become one factor of scores and one of outputs. Tensors have Bamba's names.
 
 use super::bamba::BAMBA;
 use super::definition::{ConfigReaders, ConfigRules, FamilyDefinition};
