@@ -78,6 +78,12 @@ CHECKPOINTS = {
         **THIN | dict(num_hidden_layers=4, intermediate_size=32, head_dim=16), global_head_dim=32, sliding_window=18,
         layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2, use_double_wide_mlp=True,
         hidden_size_per_layer_input=32, vocab_size_per_layer_input=264, final_logit_softcapping=3.0), [1, 40]),
+    # Experts beside the MLP, gate and up in one tensor.
+    "gguf-gemma4-moe": (87, lambda: Gemma4TextConfig(
+        **THIN | dict(intermediate_size=32, head_dim=16), global_head_dim=32, sliding_window=18,
+        layer_types=["sliding_attention", "full_attention"], hidden_size_per_layer_input=0,
+        final_logit_softcapping=3.0, enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=32),
+        [1, 40]),
     # Hybrids and families whose file the converter gives another form than a folder.
     "gguf-olmo2": (52, lambda: Olmo2Config(**THIN | UNTIED), [1, 40]),
     "gguf-olmo3": (53, lambda: Olmo3Config(

@@ -81,7 +81,7 @@ const FAMILIES: [&str; 47] = [
     "falcon-h1-normed",
 ];
 /// Made by llama.cpp's own converter; `gguf-k-*` also by its quantizer.
-const GGUFS: [&str; 41] = [
+const GGUFS: [&str; 42] = [
     "gguf-k-llama3",
     "gguf-k-mistral",
     "gguf-k-mixtral",
@@ -104,6 +104,7 @@ const GGUFS: [&str; 41] = [
     "gguf-gemma2",
     "gguf-gemma3",
     "gguf-gemma4",
+    "gguf-gemma4-moe",
     "gguf-gpt2",
     "gguf-olmo2",
     "gguf-olmo3",
