@@ -115,7 +115,7 @@ def gptq(weight, size, bits, symmetric, version, act_order=False):
     qzeros = packed.qzeros
     if version == 2:
         # Converts the version as GPTQModel does.
-        qzeros = qzeros + (0x11111111 if bits == 4 else 0x01010101)
+        qzeros = qzeros + {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}[bits]
     stored = {".qweight": packed.qweight, ".qzeros": qzeros, ".scales": scale.t().contiguous(), ".g_idx": packed.g_idx}
     return stored, numbers.t()
 
@@ -258,8 +258,8 @@ CHECKPOINTS = {
 
 
 def hash_of(numbers):
-    """The SHA-256 of numbers of 16 bits, row by row; zeros have no sign."""
-    return hashlib.sha256((numbers + 0.0).contiguous().view(torch.int16).numpy().tobytes()).hexdigest()
+    """The SHA-256 of numbers in their own type, row by row; zeros have no sign."""
+    return hashlib.sha256((numbers + 0.0).contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def main():
@@ -283,9 +283,7 @@ def make(name, folder, seed, quantize, config):
         parts, of_key = quantize(weight.float())
         # Two bits have four numbers.
         assert (of_key - weight.float()).abs().max() < 0.5 * weight.float().abs().max(), key
-        if of_key.dtype != torch.float32:
-            hashes[key] = hash_of(of_key)
-        numbers[key] = of_key.float()
+        hashes[key], numbers[key] = hash_of(of_key), of_key.float()
         stored |= {key.removesuffix(".weight") + suffix: part.contiguous() for suffix, part in parts.items()}
         numbers[key] = numbers[key].contiguous()
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
@@ -299,7 +297,7 @@ def make(name, folder, seed, quantize, config):
         save_file(numbers, wide / "model.safetensors", metadata={"format": "pt"})
         (wide / "config.json").write_text(json.dumps(shape | {"dtype": "float32"}))
         exact = AutoModelForCausalLM.from_pretrained(wide, dtype=torch.float32, attn_implementation="eager").eval()
-    about = {"model": name, "versions": reference.versions()} | ({"numbers": hashes} if hashes else {})
+    about = {"model": name, "versions": reference.versions(), "numbers": hashes}
     cases = [make_llama.case(exact, length, generator) for length in PROMPT_LENGTHS]
     reference.write(folder / "expected.json", about, cases)
 

@@ -1,10 +1,12 @@
 //! Folders with weights of few bits whose contents contradict their metadata: each is refused with a reason, when it is
 //! opened or when the matrix is read.
 
-use checkpoint::Checkpoint;
+use checkpoint::{Checkpoint, Tensor};
+use half::f16;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
+use types::{DigitBits, Dtype, ScaleType};
 
 /// A folder that is deleted on drop.
 struct Scratch(PathBuf);
@@ -74,23 +76,39 @@ fn modelopt(algorithm: &str) -> Value {
     json!({"quant_method": "modelopt", "quant_algo": algorithm})
 }
 
-/// Matrices that are read as numbers of 16 bits have those of their format's own unpacker, bit for bit.
+/// The bytes of a matrix's numbers, each with its sign unless it is zero. Those of groups become f32.
+fn numbers_of(tensor: &Tensor<'_>) -> Vec<u8> {
+    let mut bytes = tensor.read().unwrap();
+    let Dtype::Grouped(grouped) = tensor.dtype else {
+        let halves = bytes.as_chunks_mut::<2>().0.iter_mut().filter(|half| **half == [0, 0x80]);
+        halves.for_each(|half| *half = [0; 2]);
+        return bytes;
+    };
+    assert_eq!((grouped.digits, grouped.scale, grouped.has_zeros), (DigitBits::Four, ScaleType::F16, true));
+    let number = |block: &[u8], i: usize| {
+        let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+        let digit = block[4 + i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 0xf;
+        half(0) * (f32::from(digit) - half(2)) + 0.
+    };
+    let blocks = bytes.chunks_exact(grouped.block_bytes());
+    let numbers = blocks.flat_map(|block| (0..grouped.size.n()).map(move |i| number(block, i)));
+    numbers.flat_map(f32::to_le_bytes).collect()
+}
+
+/// What is read are the numbers of the format's own unpacker, bit for bit.
 #[test]
 fn numbers_are_those_of_the_formats_unpackers() {
-    for name in ["nvfp4", "nvfp4-modelopt", "gptq-act-order"] {
+    for name in ["nvfp4", "nvfp4-modelopt", "gptq-act-order", "gptq-2", "gptq-3"] {
         let folder = reference(name);
         let expected: Value = serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap();
         let hashes = expected["numbers"].as_object().unwrap();
         assert_eq!(hashes.len(), 14, "{name}");
         for (weight, hash) in hashes {
-            let mut bytes = checkpoint.tensor(weight).unwrap().read().unwrap();
-            for number in bytes.as_chunks_mut().0 {
-                if u16::from_le_bytes(*number) == 0x8000 {
-                    *number = [0; 2];
-                }
-            }
-            let found: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+            let found: String = Sha256::digest(numbers_of(&checkpoint.tensor(weight).unwrap()))
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
             assert_eq!(Value::from(found), *hash, "{weight} of {name}");
         }
     }
