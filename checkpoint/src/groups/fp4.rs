@@ -1,5 +1,5 @@
-//! NVFP4: matrices of numbers of four bits (E2M1), a scale of eight bits (E4M3) for each 16 of a row, and one factor for
-//! the whole matrix. Read as bf16, in which the unpackers of compressed-tensors and modelopt leave the numbers.
+//! NVFP4: matrices of numbers of four bits (E2M1), a scale of eight bits (E4M3) for each 16 of a row, and one factor
+//! for the whole matrix. Read as bf16, in which the unpackers of compressed-tensors and modelopt leave the numbers.
 //!
 //! ```text
 //!                       compressed-tensors      modelopt

@@ -271,7 +271,7 @@ fn ties_go_to_lower_expert_and_nan_last() {
 #[test]
 fn factors_of_experts_scale_weights_and_choose_nothing() {
     let cpu = cpu(Isa::detect(), 1, Activations::F32);
-    let (mut rng, factors) = (Rng::new(77), [4.0, 0.5, -2.0, 0.0, 1.5]);
+    let (mut rng, factors) = (Rng(77), [4.0, 0.5, -2.0, 0.0, 1.5]);
     let case = Case::new(&mut rng, Dtype::F32, (factors.len(), 2), 20);
     let (plain, mut scaled) = (case.routes(&cpu), case.routes(&cpu));
     cpu.scale_choices(&cpu.vector(&factors).unwrap(), &mut scaled);

@@ -7,5 +7,6 @@ mod fake_cuda;
 mod whole;
 
 mod cuda;
+mod folders;
 mod pieces;
 mod reference;

@@ -1,130 +1,13 @@
 //! Tiny random checkpoints against transformers' f32 results, and against themselves bit for bit: in chunks of any
 //! length, beside any other sequences, with any instructions and number of threads.
 
+use crate::folders::{EIGHT_BITS, FAMILIES, FEW_BITS, FOLDERS, GGUFS};
 use crate::whole::{Rig, bits};
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use serde_json::Value;
 use std::path::PathBuf;
 use types::Token;
 use types::{Activations, KvDtype};
-
-const FOLDERS: [&str; 4] = ["llama-f32-tied", "llama-f32-rope3", "llama-f16-sharded", "llama-bf16-odd"];
-/// Eight-bit weights, with scales in each of the layouts found on hubs.
-const EIGHT_BITS: [&str; 3] = ["fp8-tensor", "fp8-channel", "fp8-block"];
-/// Weights of few bits, each as its format's own packer wrote it.
-const FEW_BITS: [&str; 16] = [
-    "awq",
-    "gptq-4",
-    "gptq-4-sym",
-    "gptq-8",
-    "gptq-3",
-    "gptq-2",
-    "gptq-act-order",
-    "packed-4",
-    "packed-4-zeros",
-    "packed-8",
-    "w8a8",
-    "llm-int8",
-    "nf4",
-    "fp4",
-    "nvfp4",
-    "nvfp4-modelopt",
-];
-/// `tests/reference/README.md` lists what only each of them covers.
-const FAMILIES: [&str; 47] = [
-    "mixtral",
-    "qwen3-moe",
-    "qwen3-moe-normed",
-    "qwen2",
-    "qwen3-yarn",
-    "llama-linear",
-    "smollm3",
-    "mistral",
-    "phi3-long",
-    "phi3-short",
-    "gemma2",
-    "gemma3",
-    "gemma4",
-    "gemma4-global",
-    "gemma4-moe",
-    "gpt2",
-    "olmo2",
-    "olmo3",
-    "granite",
-    "granite-moe",
-    "glm4",
-    "glm4-moe",
-    "glm4-moe-plain",
-    "phi4-mini",
-    "ministral",
-    "ministral3",
-    "cohere2",
-    "gpt-neox",
-    "gpt-neox-in-turn",
-    "gpt-oss",
-    "gpt-oss-bf16",
-    "qwen3-vl-moe",
-    "qwen3-next",
-    "qwen3.5",
-    "qwen3.5-moe",
-    "granite4",
-    "granite4-dense",
-    "lfm2",
-    "lfm2-moe",
-    "qwen3.5-moe-fused",
-    "bamba",
-    "nemotron-h",
-    "nemotron-h-moe",
-    "olmo-hybrid",
-    "olmo-hybrid-rope",
-    "falcon-h1",
-    "falcon-h1-normed",
-];
-/// Made by llama.cpp's own converter; `gguf-k-*` also by its quantizer.
-const GGUFS: [&str; 42] = [
-    "gguf-k-llama3",
-    "gguf-k-mistral",
-    "gguf-k-mixtral",
-    "gguf-k-smollm3",
-    "gguf-k-qwen2",
-    "gguf-k-qwen3-yarn",
-    "gguf-k-qwen3-moe",
-    "gguf-k-phi3",
-    "gguf-k-gemma2",
-    "gguf-k-gemma3",
-    "gguf-k-gpt2",
-    "gguf-llama3",
-    "gguf-mistral",
-    "gguf-mixtral",
-    "gguf-smollm3",
-    "gguf-qwen2",
-    "gguf-qwen3-yarn",
-    "gguf-qwen3-moe",
-    "gguf-phi3",
-    "gguf-gemma2",
-    "gguf-gemma3",
-    "gguf-gemma4",
-    "gguf-gemma4-moe",
-    "gguf-gpt2",
-    "gguf-olmo2",
-    "gguf-olmo3",
-    "gguf-granite",
-    "gguf-granite-moe",
-    "gguf-granite4",
-    "gguf-granite4-dense",
-    "gguf-nemotron-h",
-    "gguf-nemotron-h-moe",
-    "gguf-lfm2",
-    "gguf-lfm2-moe",
-    "gguf-qwen3-next",
-    "gguf-qwen3.5",
-    "gguf-qwen3.5-moe",
-    "gguf-glm4",
-    "gguf-glm4-moe",
-    "gguf-ministral3",
-    "gguf-cohere2",
-    "gguf-gpt-neox",
-];
 
 fn folder(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "../../tests/reference", name].iter().collect()
