@@ -2,9 +2,10 @@
 
 use crate::error::{Error, ParseError, Result};
 use crate::file::SourceFile;
+use crate::groups::cells::TensorPart;
 use crate::groups::codes::{CodebookMatrix, codebook_matrix};
 use crate::groups::fp4::{Fp4Matrix, fp4_matrix};
-use crate::groups::join::{TensorPart, digits_of, grouped_matrix};
+use crate::groups::join::{digits_of, grouped_matrix};
 use crate::groups::method::QuantMethod;
 use crate::groups::{GroupQuantMatrix, MatrixReader};
 use crate::scaling::QuantConfig;

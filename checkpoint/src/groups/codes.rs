@@ -8,8 +8,7 @@
 //! .quant_state.*      JSON: the shape, the type, the lengths of blocks
 //! ```
 
-use super::ShardMatrix;
-use super::join::{TensorPart, TensorReader, TensorTaker, of_type};
+use super::cells::{ShardMatrix, TensorPart, TensorReader, TensorTaker, of_type};
 use crate::error::{ParseError, Result};
 use crate::file::SourceFile;
 use half::{bf16, f16};

@@ -10,8 +10,7 @@
 //! ```
 //! The scale is rounded to f32, then the product to f32, then that to bf16. The rounding of activations is ignored.
 
-use super::ShardMatrix;
-use super::join::{TensorPart, TensorReader, TensorTaker, of_type};
+use super::cells::{ShardMatrix, TensorPart, TensorReader, TensorTaker, of_type};
 use crate::error::{ParseError, Result};
 use crate::file::SourceFile;
 use half::bf16;

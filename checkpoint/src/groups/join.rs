@@ -1,23 +1,12 @@
 //! Decides by name which tensors of a folder form one matrix of few bits, and checks that their shapes agree.
 
+use super::cells::{ShardMatrix, TensorPart, TensorReader, TensorTaker, cells, of_type};
 use super::method::QuantMethod;
 use super::words::WordPacking;
-use super::{ColumnGroups, DigitLayout, GroupQuantMatrix, ShardMatrix, are_in_order};
+use super::{ColumnGroups, DigitLayout, GroupQuantMatrix, are_in_order};
 use crate::error::ParseError;
 use safetensors::tensor::Dtype as Stored;
 use types::{DigitBits, GroupSize, GroupedDtype, ScaleType};
-
-/// A tensor of a header that is part of a matrix.
-#[derive(Clone, Debug)]
-pub(crate) struct TensorPart {
-    pub dtype: Stored,
-    pub dims: Vec<u64>,
-    pub shard: usize,
-    pub start: usize,
-}
-
-/// Finds a tensor by its name, and takes it.
-pub(crate) type TensorTaker<'a> = &'a mut dyn FnMut(&str) -> Option<TensorPart>;
 
 /// Returns what follows a matrix's name in the names of its digits, by method and layout.
 pub(crate) fn digits_of(method: QuantMethod) -> &'static [&'static str] {
@@ -29,9 +18,6 @@ pub(crate) fn digits_of(method: QuantMethod) -> &'static [&'static str] {
         QuantMethod::Nvfp4(factor) => factor.digits(),
     }
 }
-
-/// Reads the bytes of a tensor that has this many.
-pub(crate) type TensorReader<'a> = &'a dyn Fn(&TensorPart, usize) -> Option<Vec<u8>>;
 
 /// Returns the matrix that has this tensor as its digits.
 pub(crate) fn grouped_matrix(
@@ -119,29 +105,6 @@ struct UnsizedMatrix {
     zero_plus: u16,
     order: Option<ShardMatrix>,
     divisor: Option<u16>,
-}
-
-/// A tensor of two dimensions or fewer, none of them zero. One dimension is a column.
-fn cells(part: &TensorPart) -> Option<ShardMatrix> {
-    let of = |dim: u64| usize::try_from(dim).ok().filter(|n| (1..1 << 40).contains(n));
-    let (rows, cols) = match part.dims[..] {
-        [] => (1, 1),
-        [rows] => (of(rows)?, 1),
-        [rows, cols] => (of(rows)?, of(cols)?),
-        _ => return None,
-    };
-    let size = match part.dtype {
-        Stored::I8 | Stored::U8 | Stored::F8_E4M3 => 1,
-        Stored::F16 | Stored::BF16 => 2,
-        Stored::I32 | Stored::F32 => 4,
-        _ => return None,
-    };
-    rows.checked_mul(cols)?.checked_mul(64)?;
-    Some(ShardMatrix { shard: part.shard, start: part.start, rows, cols, size })
-}
-
-pub(super) fn of_type(part: &TensorPart, dtype: Stored) -> Option<ShardMatrix> {
-    cells(part).filter(|_| part.dtype == dtype)
 }
 
 impl CompanionTensors {

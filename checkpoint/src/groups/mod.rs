@@ -12,6 +12,7 @@
 //! rows of eight come first. Signed digits and zeros are read with their middle added. Digits of two and three bits
 //! become digits of four.
 
+pub(crate) mod cells;
 pub(crate) mod codes;
 pub(crate) mod fp4;
 pub(crate) mod join;
@@ -21,59 +22,13 @@ mod words;
 
 use crate::error::{Error, Result};
 use crate::file::SourceFile;
+use cells::ShardMatrix;
 use codes::CodebookMatrix;
 use fp4::Fp4Matrix;
 use half::f16;
 use std::ops::Range;
 use types::{DigitBits, Dtype, GroupedDtype};
 use words::{WordPacking, words_of};
-
-/// Numbers in a file, in rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ShardMatrix {
-    pub shard: usize,
-    pub start: usize,
-    pub rows: usize,
-    pub cols: usize,
-    /// Bytes per number.
-    pub size: usize,
-}
-
-impl ShardMatrix {
-    /// Some columns of some rows, one row after another.
-    fn read(&self, files: &[SourceFile], rows: Range<usize>, cols: Range<usize>) -> Result<Vec<u8>> {
-        let (stride, width) = (self.cols * self.size, cols.len() * self.size);
-        let mut bytes = vec![0; rows.len() * width];
-        if width == 0 {
-            return Ok(bytes);
-        }
-        // Neighbouring rows are one run if every column is read.
-        let run = if width == stride { bytes.len() } else { width };
-        for (i, to) in bytes.chunks_exact_mut(run.max(1)).enumerate() {
-            let at = self.start + (rows.start + i) * stride + cols.start * self.size;
-            files[self.shard].read_at(at as u64, to)?;
-        }
-        Ok(bytes)
-    }
-
-    /// Reads a range of its numbers, counted through all rows.
-    fn read_range(&self, files: &[SourceFile], cells: Range<usize>) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; cells.len() * self.size];
-        files[self.shard].read_at((self.start + cells.start * self.size) as u64, &mut bytes)?;
-        Ok(bytes)
-    }
-
-    /// The first and the last `n` bytes.
-    fn edge_bytes(&self, files: &[SourceFile], n: usize) -> Result<Vec<u8>> {
-        let n_bytes = self.rows * self.cols * self.size;
-        let n = n.min(n_bytes);
-        let mut ends = vec![0; 2 * n];
-        let (first, last) = ends.split_at_mut(n);
-        files[self.shard].read_at(self.start as u64, first)?;
-        files[self.shard].read_at((self.start + n_bytes - n) as u64, last)?;
-        Ok(ends)
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DigitLayout {

@@ -2,8 +2,9 @@
 //! has one scale for neighbouring columns. A number is scale × (digit - zero), rounded once to the scales' type: what
 //! the format's own unpacker computes.
 
+use super::cells::ShardMatrix;
 use super::words::words_of;
-use super::{ColumnGroups, GroupQuantMatrix, ShardMatrix};
+use super::{ColumnGroups, GroupQuantMatrix};
 use crate::error::{Error, Result};
 use crate::file::SourceFile;
 use half::{bf16, f16};

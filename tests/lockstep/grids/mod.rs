@@ -122,7 +122,7 @@ async fn grids_of_four_ranks_per_stage() {
 
 /// The factors: family, tp - 1, pp - 1, wire, workers, cut, activations, type of cache.
 const N_VALUES: [usize; 8] = [FAMILIES.len(), GRID_MAX as usize, GRID_MAX as usize, 2, 2, 2, 2, 3];
-const RUNS_MAX: usize = 72;
+const RUNS_MAX: usize = 80;
 /// The number of blocks if all parts are equal; otherwise memory is plenty.
 const COVER_BLOCKS: u32 = 36;
 const WIRES: [WireChoice; 2] = [WireChoice::Memory, WireChoice::Socket];

@@ -1,5 +1,5 @@
-//! Both ends of the stream, which have a row for each token of the vocabulary: the embedding and the head. Each rank of a
-//! stage owns some of the rows.
+//! Both ends of the stream, which have a row for each token of the vocabulary: the embedding and the head. Each rank of
+//! a stage owns some of the rows.
 
 use crate::ctx::Ctx;
 use crate::error::Result;

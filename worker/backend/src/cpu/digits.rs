@@ -88,7 +88,7 @@ pub(crate) struct FiveBitDigits;
 pub(crate) struct SixBitDigits;
 pub(crate) struct EightBitDigits;
 /// Nibbles that name the numbers of a codebook.
-pub(crate) struct NamedDigits<C>(PhantomData<C>);
+pub(crate) struct CodebookDigits<C>(PhantomData<C>);
 
 impl DigitPacking for TwoBitDigits {
     const WIDTH: Width = Width::Two;
@@ -165,7 +165,7 @@ impl DigitPacking for EightBitDigits {
     }
 }
 
-impl<C: Codebook> DigitPacking for NamedDigits<C> {
+impl<C: Codebook> DigitPacking for CodebookDigits<C> {
     const WIDTH: Width = Width::Four;
     const MAX: u8 = C::LARGEST;
     const CODEBOOK: Option<&'static [u8; 16]> = Some(&C::DIGITS);

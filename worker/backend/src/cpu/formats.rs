@@ -5,7 +5,7 @@ use super::codebooks::{Iq1Numbers, Iq2Numbers, Iq3SNumbers, Iq3XxsNumbers, Iq4Nu
 use super::digits::{DigitPacking, EightBitDigits, FiveBitDigits, FourBitDigits, SixBitDigits};
 use super::digits::{ThreeBitDigits, TwoBitDigits};
 use super::quants::{Bf16Scale, F16Scale, F16ScaleAndMinimum, HeaderScaleOnly, HeaderTimesPair};
-use super::quants::{HeaderTimesTwo, HeaderTimesTwoPairs, NamedQuant, Packing, Quant, Quantized, SIGN};
+use super::quants::{CodebookQuant, HeaderTimesTwo, HeaderTimesTwoPairs, Packing, Quant, Quantized, SIGN};
 use types::{DigitBits, Dtype, GroupedDtype};
 
 /// Work that differs by weight format.
@@ -37,18 +37,20 @@ pub(crate) fn visit<V: FormatVisitor>(dtype: Dtype, visitor: V) -> V::Output {
         Dtype::Q5_1 => visitor.quantized::<Quantized<FiveBitDigits, F16ScaleAndMinimum, 0>>(),
         Dtype::Q8_0 => visitor.quantized::<Quantized<EightBitDigits, F16Scale, SIGN>>(),
         // An f16 does not hold every power of two.
-        Dtype::MXFP4 => visitor.quantized::<NamedQuant<Mxfp4Numbers, Bf16Scale>>(),
+        Dtype::MXFP4 => visitor.quantized::<CodebookQuant<Mxfp4Numbers, Bf16Scale>>(),
         Dtype::Q2K => visitor.quantized::<Quantized<TwoBitDigits, HeaderTimesTwoPairs, 0>>(),
         Dtype::Q3K => visitor.quantized::<Quantized<ThreeBitDigits, HeaderTimesTwo<0>, 4>>(),
         Dtype::Q4K => visitor.quantized::<Quantized<FourBitDigits, HeaderTimesPair, 0>>(),
         Dtype::Q5K => visitor.quantized::<Quantized<FiveBitDigits, HeaderTimesPair, 0>>(),
         Dtype::Q6K => visitor.quantized::<Quantized<SixBitDigits, HeaderTimesTwo<0>, 32>>(),
-        Dtype::IQ4NL => visitor.quantized::<NamedQuant<Iq4Numbers, F16Scale>>(),
-        Dtype::IQ4XS => visitor.quantized::<NamedQuant<Iq4Numbers, HeaderTimesTwo<0>>>(),
-        Dtype::IQ1S | Dtype::IQ1M => visitor.quantized::<NamedQuant<Iq1Numbers, HeaderTimesTwo<3>>>(),
-        Dtype::IQ2XXS | Dtype::IQ2XS | Dtype::IQ2S => visitor.quantized::<NamedQuant<Iq2Numbers, HeaderTimesTwo<3>>>(),
-        Dtype::IQ3XXS => visitor.quantized::<NamedQuant<Iq3XxsNumbers, HeaderTimesTwo<2>>>(),
-        Dtype::IQ3S => visitor.quantized::<NamedQuant<Iq3SNumbers, HeaderTimesTwo<0>>>(),
+        Dtype::IQ4NL => visitor.quantized::<CodebookQuant<Iq4Numbers, F16Scale>>(),
+        Dtype::IQ4XS => visitor.quantized::<CodebookQuant<Iq4Numbers, HeaderTimesTwo<0>>>(),
+        Dtype::IQ1S | Dtype::IQ1M => visitor.quantized::<CodebookQuant<Iq1Numbers, HeaderTimesTwo<3>>>(),
+        Dtype::IQ2XXS | Dtype::IQ2XS | Dtype::IQ2S => {
+            visitor.quantized::<CodebookQuant<Iq2Numbers, HeaderTimesTwo<3>>>()
+        }
+        Dtype::IQ3XXS => visitor.quantized::<CodebookQuant<Iq3XxsNumbers, HeaderTimesTwo<2>>>(),
+        Dtype::IQ3S => visitor.quantized::<CodebookQuant<Iq3SNumbers, HeaderTimesTwo<0>>>(),
         Dtype::TQ1_0 | Dtype::TQ2_0 => visitor.quantized::<Quantized<TwoBitDigits, HeaderScaleOnly, 1>>(),
         Dtype::Grouped(GroupedDtype { digits: DigitBits::Four, .. }) => {
             visitor.quantized::<Quantized<FourBitDigits, HeaderScaleOnly, FOUR>>()

@@ -10,20 +10,20 @@ use super::quants::SIGN;
 const NUMBERS: &[u8] = include_bytes!("grids.bin");
 
 /// Runs of `N` numbers, the first of which starts at this byte.
-struct Grid<const N: usize>(usize);
+struct NumberGrid<const N: usize>(usize);
 
-const IQ2_XXS: Grid<8> = Grid(0);
-const IQ2_XS: Grid<8> = IQ2_XXS.after(256);
-const IQ2_S: Grid<8> = IQ2_XS.after(512);
-const IQ1: Grid<8> = IQ2_S.after(1024);
-const IQ3_XXS: Grid<4> = Grid(IQ1.after(2048).0);
-const IQ3_S: Grid<4> = IQ3_XXS.after(256);
+const IQ2_XXS: NumberGrid<8> = NumberGrid(0);
+const IQ2_XS: NumberGrid<8> = IQ2_XXS.after(256);
+const IQ2_S: NumberGrid<8> = IQ2_XS.after(512);
+const IQ1: NumberGrid<8> = IQ2_S.after(1024);
+const IQ3_XXS: NumberGrid<4> = NumberGrid(IQ1.after(2048).0);
+const IQ3_S: NumberGrid<4> = IQ3_XXS.after(256);
 const _: () = assert!(IQ3_S.after(512).0 == NUMBERS.len());
 
-impl<const N: usize> Grid<N> {
+impl<const N: usize> NumberGrid<N> {
     /// Returns the grid behind this one, which has `n` runs.
-    const fn after(&self, n: usize) -> Grid<N> {
-        Grid(self.0 + n * N / 2)
+    const fn after(&self, n: usize) -> NumberGrid<N> {
+        NumberGrid(self.0 + n * N / 2)
     }
 
     fn run(&self, index: usize) -> [u8; N] {

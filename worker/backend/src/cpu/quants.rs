@@ -3,7 +3,7 @@
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
 use super::codebooks::Codebook;
-use super::digits::{DigitPacking, NamedDigits, Width};
+use super::digits::{CodebookDigits, DigitPacking, Width};
 use super::lanes::{LANES, Lanes};
 use super::pairs::PAIR;
 use super::panels::BLOCK;
@@ -154,10 +154,10 @@ impl<D: DigitPacking, S: ScaleLayout, const OFFSET: u8> Quant for Quantized<D, S
 }
 
 /// The format of nibbles that name the numbers of a codebook.
-pub(crate) struct NamedQuant<Numbers, Scales>(PhantomData<(Numbers, Scales)>);
+pub(crate) struct CodebookQuant<Numbers, Scales>(PhantomData<(Numbers, Scales)>);
 
-impl<C: Codebook, S: ScaleLayout> Quant for NamedQuant<C, S> {
-    type Digits = NamedDigits<C>;
+impl<C: Codebook, S: ScaleLayout> Quant for CodebookQuant<C, S> {
+    type Digits = CodebookDigits<C>;
     type Scales = S;
     const OFFSET: u8 = C::OFFSET;
 }

@@ -1,10 +1,9 @@
 //! Weights in the kernels' layout: tiles of sixteen outputs, groups of thirty-two along k, digits of 4, 8 or 16 bits
 //! with a scale and a minimum for each thirty-two or sixteen. `kernels/kernels.cuh` draws the layout.
 //!
-//! Every stored type becomes one of a few kinds. Types of 5 and 6 bits and those with codebooks grow to 8, those of 2 and
-//! 3 bits to 4. MXFP4, whose powers of two an f16 does not hold, groups, whose minima it would round, and unquantized
-//! weights become bf16.
-//! Numbers of eight bits stay unchanged, with an f32 for each thirty-two.
+//! Every stored type becomes one of a few kinds. Types of 5 and 6 bits and those with codebooks grow to 8, those of 2
+//! and 3 bits to 4. MXFP4, whose powers of two an f16 does not hold, groups, whose minima it would round, and
+//! unquantized weights become bf16. Numbers of eight bits stay unchanged, with an f32 for each thirty-two.
 
 use super::driver::{Context, DeviceMemory};
 use super::kernels::{PIECES_MAX, SumPieces};

@@ -178,6 +178,10 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
+fn silu(x: f64) -> f64 {
+    x * sigmoid(x)
+}
+
 /// One position after another, in f64.
 fn one_by_one(case: &Case, sequence: usize) -> Vec<f64> {
     let RecurrentHeads { n_heads, n_key_heads, key_dim, value_dim, taps, .. } = case.heads;
@@ -192,7 +196,7 @@ fn one_by_one(case: &Case, sequence: usize) -> Vec<f64> {
             let seen = (0..taps).filter_map(|tap| (t + tap + 1).checked_sub(taps).map(|from| (tap, from)));
             let sum: f64 =
                 seen.map(|(tap, from)| f64::from(weights.conv[tap * n_channels + c]) * f64::from(rows[from][c])).sum();
-            (sum + bias) * sigmoid(sum + bias)
+            silu(sum + bias)
         };
         for head in 0..n_heads {
             let state = &mut states[head];
@@ -231,20 +235,16 @@ fn one_by_one(case: &Case, sequence: usize) -> Vec<f64> {
                 o[j] = (0..key_dim).map(|i| state[i * value_dim + j] * q[i]).sum();
             }
             let z = |j: usize| f64::from(row[n_channels + head * value_dim + j]);
-            let gated = |j: usize, x: f64| x * z(j) * sigmoid(z(j));
             match &weights.rule {
                 StateRule::Delta { norm, eps, .. } => {
                     let mean = o.iter().map(|x| x * x).sum::<f64>() / value_dim as f64;
                     let scale = 1.0 / (mean + f64::from(*eps)).sqrt();
-                    out.extend(o.iter().enumerate().map(|(j, x)| gated(j, x * scale * f64::from(norm[j]))));
+                    out.extend(o.iter().enumerate().map(|(j, x)| x * scale * f64::from(norm[j]) * silu(z(j))));
                 }
                 StateRule::StateSpace { skip, z_factor, .. } => {
-                    let gated = |j: usize, x: f64| {
-                        let z = f64::from(*z_factor) * z(j);
-                        x * z * sigmoid(z)
-                    };
-                    let skipped = |j: usize, x: f64| gated(j, x + f64::from(skip[head]) * v[j]);
-                    out.extend(o.iter().enumerate().map(|(j, x)| skipped(j, *x)));
+                    let gate = |j: usize| silu(f64::from(*z_factor) * z(j));
+                    let skipped = |j: usize| o[j] + f64::from(skip[head]) * v[j];
+                    out.extend((0..value_dim).map(|j| skipped(j) * gate(j)));
                 }
             }
         }
