@@ -109,8 +109,8 @@ impl Limits {
             path: draft.path.to_string_lossy().into_owned(),
             kv_bytes: draft.kv_bytes,
             cost: match drafting {
-                DraftPolicy::Adaptive { row_permille, .. } => {
-                    Some(wire::DraftCost { row_permille, pass_permille: draft.pass_permille })
+                DraftPolicy::Adaptive { row, .. } => {
+                    Some(wire::DraftCost { row_permille: row.permille(), pass_permille: draft.pass_permille })
                 }
                 DraftPolicy::Off | DraftPolicy::Fixed(_) => None,
             },

@@ -22,7 +22,7 @@ pub use placement::{
     PoolSize, Prediction, Roofline, STAGES_MAX, Shard, ShortenedContext, Speed, StageTime, StepWork, Unplaceable,
     UnplaceableReason, plan, plan_fewer, predict,
 };
-pub use scheduler::{DraftPolicy, StepPace};
+pub use scheduler::{DraftPolicy, RowCost, StepPace};
 pub use service::serve::serve;
 pub use worker_id::WorkerId;
 

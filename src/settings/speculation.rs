@@ -3,7 +3,7 @@
 use super::bytes::ByteSize;
 use anyhow::{bail, ensure};
 use clap::Args;
-use coordinator::{DraftPolicy, Speculation};
+use coordinator::{DraftPolicy, RowCost, Speculation};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,8 @@ use types::NgramLimits;
 
 /// The default of the most tokens that one step guesses for one request.
 const TOKENS: u16 = 10;
-/// The cost of one more row in a step on the CPU, in thousandths: see the table in `docs/speculation.md`.
+/// The cost of one more row in a step on the CPU, in thousandths, before steps have shown it: see the table in
+/// `docs/speculation.md`.
 const ROW_PERMILLE: u32 = 270;
 
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,7 +79,7 @@ impl SpeculationSettings {
     }
 
     pub fn speculation(&self) -> Speculation {
-        let adaptive = DraftPolicy::Adaptive { max: TOKENS, row_permille: ROW_PERMILLE };
+        let adaptive = DraftPolicy::Adaptive { max: TOKENS, row: RowCost::Learned(ROW_PERMILLE) };
         let drafting = match (&self.speculative_config, self.speculation) {
             (Some(config), _) => config.num_speculative_tokens.map_or(adaptive, DraftPolicy::Fixed),
             (None, SpeculationChoice::Off) if self.draft_model.is_none() => DraftPolicy::Off,

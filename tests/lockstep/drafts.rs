@@ -7,7 +7,7 @@ use crate::common::requests::{REQUESTS, difference, tiny_requests};
 use crate::common::watched::Seen;
 use crate::common::{Answer, Replica, Setup, reference_folder, smollm2};
 use crate::processes::DOORS;
-use coordinator::{DraftModel, DraftPolicy, Speculation};
+use coordinator::{DraftModel, DraftPolicy, RowCost, Speculation};
 use grammar::{GrammarLimits, GrammarSpec, ThinkingBudget};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -155,7 +155,7 @@ async fn fixed_and_adaptive_drafts_have_the_bits_of_none() {
         DraftPolicy::Fixed(4),
         DraftPolicy::Fixed(8),
         // Cheap rows, so that some are given among many.
-        DraftPolicy::Adaptive { max: 8, row_permille: 2 },
+        DraftPolicy::Adaptive { max: 8, row: RowCost::Fixed(2) },
     ] {
         n_preempted += bench.every_way(drafting).await;
     }
@@ -181,7 +181,7 @@ async fn a_draft_model_changes_no_bit() {
         DraftPolicy::Fixed(1),
         DraftPolicy::Fixed(4),
         DraftPolicy::Fixed(8),
-        DraftPolicy::Adaptive { max: 8, row_permille: 2 },
+        DraftPolicy::Adaptive { max: 8, row: RowCost::Fixed(2) },
     ] {
         n_preempted += bench.every_way(drafting).await;
     }

@@ -49,6 +49,13 @@ pub struct StepCost {
     pub micros: Micros,
 }
 
+/// The time of a step, and of each row beside its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowTimes {
+    pub step: u64,
+    pub row: u64,
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepCosts {
     /// Nanoseconds; zero where no step was near.
@@ -75,6 +82,17 @@ impl StepCosts {
             0 => 0,
             base => base + self.nanos_of_pairs(size.pairs),
         }
+    }
+
+    /// Returns the times of a step of `n_rows` rows and of each of `n_more` beside them, without the positions that they
+    /// attend to. None if no step was as wide as both.
+    pub fn row_times(&self, n_rows: u32, n_more: u32) -> Option<RowTimes> {
+        let widest = n_rows + n_more;
+        let first = KNOTS.partition_point(|knot| *knot < widest);
+        let is_known = self.base[first..].iter().any(|base| *base > 0);
+        let step = self.base(n_rows);
+        let row = self.base(widest).saturating_sub(step) / u64::from(n_more.max(1));
+        is_known.then_some(RowTimes { step, row })
     }
 
     /// The widths that steps had, and what a step of each costs without the positions that it attends to.

@@ -1,8 +1,9 @@
 //! How many guessed tokens are worth a row of a step each. Knows no sequence.
 //!
 //! A draft costs a row of the pass and gives a token with the probability that it and those before it hold. What a row
-//! costs is configured; how often guesses hold is counted, of each sequence.
+//! costs is learned from the steps before; how often guesses hold is counted, of each sequence.
 
+use crate::costs::{RowTimes, StepCosts};
 use types::DRAFT_ROWS_MAX;
 
 /// How many drafts slices have.
@@ -13,11 +14,33 @@ pub enum DraftPolicy {
     /// As many as are guessed, and at most this number.
     Fixed(u16),
     /// As many of them as make tokens cheaper.
-    Adaptive {
-        max: u16,
-        /// The time that one more row adds to a step, in thousandths of a step with one row.
-        row_permille: u32,
-    },
+    Adaptive { max: u16, row: RowCost },
+}
+
+/// The time that one more row adds to a step, in thousandths of a step with one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowCost {
+    Fixed(u32),
+    /// As steps show it; this much until one was wide enough.
+    Learned(u32),
+}
+
+impl RowCost {
+    /// Returns the configured cost.
+    pub fn permille(self) -> u32 {
+        let (RowCost::Fixed(permille) | RowCost::Learned(permille)) = self;
+        permille
+    }
+
+    /// Returns the times of a step of `n_rows` rows and of each of `n_more` rows beside them.
+    fn times(self, n_rows: u32, n_more: u32, costs: &StepCosts) -> RowTimes {
+        let learned = match self {
+            RowCost::Fixed(_) => None,
+            RowCost::Learned(_) => costs.row_times(n_rows, n_more),
+        };
+        let row = u64::from(self.permille());
+        learned.unwrap_or(RowTimes { step: 1000 + row * u64::from(n_rows - 1), row })
+    }
 }
 
 /// A probability of one.
@@ -40,13 +63,13 @@ impl DraftPolicy {
 
     /// Returns how many of `n_guess` guesses are worth their rows, if they hold with a probability of `acceptance`, in
     /// a step of `n_rows` rows.
-    pub(crate) fn n_worth(self, n_guess: u32, acceptance: u32, n_rows: u32) -> u32 {
+    pub(crate) fn n_worth(self, n_guess: u32, acceptance: u32, n_rows: u32, costs: &StepCosts) -> u32 {
         let n_max = n_guess.min(self.max());
-        let DraftPolicy::Adaptive { row_permille, .. } = self else { return n_max };
-        let (n_rows, row) = (u64::from(n_rows.max(1)), u64::from(row_permille));
+        let DraftPolicy::Adaptive { row, .. } = self else { return n_max };
+        let n_rows = n_rows.max(1);
         // Without drafts a step of this time gives a token for each row.
-        let step = 1000 + row * (n_rows - 1);
-        let pays = |holds: u64| holds * step * 8 > u64::from(SURE) * row * n_rows * GAIN_MIN;
+        let RowTimes { step, row } = row.times(n_rows, n_max.max(1), costs);
+        let pays = |holds: u64| holds * step * 8 > u64::from(SURE) * row * u64::from(n_rows) * GAIN_MIN;
         let mut holds = u64::from(SURE);
         let n_paying = (0..n_max).take_while(|_| {
             holds = holds * u64::from(acceptance) / u64::from(SURE);
@@ -59,13 +82,18 @@ impl DraftPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::costs::StepSize;
+    use types::Micros;
 
     #[test]
     fn a_draft_is_given_where_it_gives_more_than_its_row_costs() {
         let check = |row_permille, acceptance_percent: u32, n_rows, expected| {
-            let drafting = DraftPolicy::Adaptive { max: 8, row_permille };
             let acceptance = acceptance_percent * SURE / 100;
-            assert_eq!(drafting.n_worth(12, acceptance, n_rows), expected, "{acceptance_percent}% among {n_rows}");
+            for row in [RowCost::Fixed(row_permille), RowCost::Learned(row_permille)] {
+                let drafting = DraftPolicy::Adaptive { max: 8, row };
+                let n = drafting.n_worth(12, acceptance, n_rows, &StepCosts::default());
+                assert_eq!(n, expected, "{row:?}, {acceptance_percent}% among {n_rows}");
+            }
         };
         // A row that costs nothing is always worth it, if it ever holds.
         check(0, 50, 1, 8);
@@ -81,11 +109,27 @@ mod tests {
         check(1000, 100, 1, 0);
     }
 
+    /// Steps of up to eight rows take 3 ms, and each further row 1 ms.
+    #[test]
+    fn a_rows_cost_is_that_of_the_steps_before() {
+        let mut costs = StepCosts::default();
+        for rows in [1, 2, 4, 8, 12, 16] {
+            let size = StepSize { rows, pairs: 0 };
+            (0..20).for_each(|_| costs.learn(size, Micros(3000 + 1000 * u64::from(rows.saturating_sub(8)))));
+        }
+        let n = |row, n_rows| DraftPolicy::Adaptive { max: 4, row }.n_worth(4, SURE * 3 / 4, n_rows, &costs);
+        assert_eq!((n(RowCost::Learned(1000), 1), n(RowCost::Learned(1000), 4)), (4, 4), "rows that cost nothing");
+        assert_eq!(n(RowCost::Learned(0), 8), 0, "a row for each token costs more than a step of eight gives");
+        assert_eq!(n(RowCost::Learned(0), 100), 4, "no step was as wide");
+        assert_eq!((n(RowCost::Fixed(1000), 1), n(RowCost::Fixed(0), 8)), (0, 4), "nothing is learned");
+    }
+
     #[test]
     fn fixed_drafting_ignores_acceptance_and_off_is_zero() {
-        assert_eq!(DraftPolicy::Fixed(4).n_worth(12, 0, 64), 4);
-        assert_eq!(DraftPolicy::Fixed(4).n_worth(3, 0, 64), 3);
+        let costs = StepCosts::default();
+        assert_eq!(DraftPolicy::Fixed(4).n_worth(12, 0, 64, &costs), 4);
+        assert_eq!(DraftPolicy::Fixed(4).n_worth(3, 0, 64, &costs), 3);
         assert_eq!(DraftPolicy::Fixed(1000).max(), DRAFT_ROWS_MAX);
-        assert_eq!(DraftPolicy::Off.n_worth(12, SURE, 1), 0);
+        assert_eq!(DraftPolicy::Off.n_worth(12, SURE, 1, &costs), 0);
     }
 }

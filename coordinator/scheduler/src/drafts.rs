@@ -4,6 +4,7 @@
 //! Guesses that were no drafts count too: so a sequence without drafts gets some when its guesses begin to hold, and
 //! trying costs nothing.
 
+use crate::costs::StepCosts;
 use crate::drafting::{DraftPolicy, MEMORY, SURE, UNTRIED};
 use types::DRAFT_ROWS_MAX;
 
@@ -37,9 +38,9 @@ impl Guesses {
     }
 
     /// The answer has `n_guessed` new guesses. The next step has `n_rows` rows.
-    pub fn replace(&mut self, n_guessed: u32, policy: DraftPolicy, n_rows: u32) {
+    pub fn replace(&mut self, n_guessed: u32, policy: DraftPolicy, n_rows: u32, costs: &StepCosts) {
         self.n_guessed = n_guessed.min(DRAFT_ROWS_MAX);
-        self.n_target = policy.n_worth(self.n_guessed, self.acceptance, n_rows);
+        self.n_target = policy.n_worth(self.n_guessed, self.acceptance, n_rows, costs);
     }
 
     /// There are no guesses. How often they held is kept.

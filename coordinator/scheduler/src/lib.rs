@@ -52,7 +52,7 @@ mod waiting;
 
 pub use config::Config;
 pub use costs::{StepCost, StepTiming};
-pub use drafting::DraftPolicy;
+pub use drafting::{DraftPolicy, RowCost};
 pub use journal::BlockNameChange;
 pub use loss::WorkerLoss;
 pub use output::RequestOutput;

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use scheduler::{Config, DraftPolicy, RequestOutput, Scheduler};
+use scheduler::{Config, DraftPolicy, RequestOutput, RowCost, Scheduler};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -121,7 +121,7 @@ fn check_steady_steps(n_stages: u32) {
 /// One step in flight: a sequence with drafts is not planned ahead.
 #[test]
 fn a_steady_step_with_drafts_allocates_nothing() {
-    for drafting in [DraftPolicy::Fixed(4), DraftPolicy::Adaptive { max: 8, row_permille: 0 }] {
+    for drafting in [DraftPolicy::Fixed(4), DraftPolicy::Adaptive { max: 8, row: RowCost::Fixed(0) }] {
         let mut scheduler = Scheduler::new(config(1, drafting), Epoch::default()).unwrap();
         (0..N_SEQUENCES).for_each(|i| scheduler.submit(request(i), Micros(0)).unwrap());
         let (mut done, mut out, mut step) = (StepDone::default(), Vec::new(), Step::default());

@@ -107,7 +107,8 @@ impl Scheduler {
         // Rows of prompts are drawn one by one.
         let may_have_drafts = sequence.request.goal == Goal::Generate;
         sequence.guesses.note_drawn(done.tokens.len() as u32, done.n_hit.into());
-        sequence.guesses.replace(if may_have_drafts { done.n_guess.into() } else { 0 }, policy, n_rows);
+        let n_guess = if may_have_drafts { done.n_guess.into() } else { 0 };
+        sequence.guesses.replace(n_guess, policy, n_rows, &self.costs);
     }
 
     fn push_output(&mut self, idx: SequenceIdx, output: RequestOutput, out: &mut Vec<RequestOutput>) {

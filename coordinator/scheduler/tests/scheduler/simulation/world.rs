@@ -6,7 +6,9 @@ use super::pipeline::Pipeline;
 use super::reference::{DEADLY, Expected, POISONED, is_deadly, length_max, run_alone};
 use super::rng::{Rng, mix};
 use super::worker::{Limits, Worker};
-use scheduler::{Config, DraftPolicy, RequestOutput, RequestRejection, Scheduler, StaleAnswer, StepPace, WorkerLoss};
+use scheduler::{
+    Config, DraftPolicy, RequestOutput, RequestRejection, RowCost, Scheduler, StaleAnswer, StepPace, WorkerLoss,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
     BlockId, CacheGroup, DRAFT_ROWS_MAX, Epoch, Finish, Grammar, Micros, PolicyDigest, Priority, Request, RequestId,
@@ -616,7 +618,8 @@ fn draw_drafting(rng: &mut Rng) -> DraftPolicy {
     match rng.below(4) {
         0 => DraftPolicy::Off,
         1 => DraftPolicy::Fixed(rng.below(10) as u16),
-        _ => DraftPolicy::Adaptive { max: 8, row_permille: rng.below(4) as u32 * 60 },
+        2 => DraftPolicy::Adaptive { max: 8, row: RowCost::Learned(rng.below(4) as u32 * 60) },
+        _ => DraftPolicy::Adaptive { max: 8, row: RowCost::Fixed(rng.below(4) as u32 * 60) },
     }
 }
 
