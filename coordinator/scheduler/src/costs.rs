@@ -84,8 +84,8 @@ impl StepCosts {
         }
     }
 
-    /// Returns the times of a step of `n_rows` rows and of each of `n_more` beside them, without the positions that they
-    /// attend to. None if no step was as wide as both.
+    /// Returns the times of a step of `n_rows` rows and of each of `n_more` beside them, without the positions that
+    /// they attend to. None if no step was as wide as both.
     pub fn row_times(&self, n_rows: u32, n_more: u32) -> Option<RowTimes> {
         let widest = n_rows + n_more;
         let first = KNOTS.partition_point(|knot| *knot < widest);
