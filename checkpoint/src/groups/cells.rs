@@ -2,8 +2,10 @@
 
 use crate::error::Result;
 use crate::file::SourceFile;
+use half::{bf16, f16};
 use safetensors::tensor::Dtype as Stored;
 use std::ops::Range;
+use types::Dtype;
 
 /// A tensor of a header that is part of a matrix.
 #[derive(Clone, Debug)]
@@ -88,4 +90,13 @@ pub(super) fn cells(part: &TensorPart) -> Option<ShardMatrix> {
 
 pub(super) fn of_type(part: &TensorPart, dtype: Stored) -> Option<ShardMatrix> {
     cells(part).filter(|_| part.dtype == dtype)
+}
+
+/// Writes a number as F16 or BF16, rounded once, or as F32.
+pub(super) fn write_number(dtype: Dtype, number: f32, to: &mut [u8]) {
+    match dtype {
+        Dtype::F16 => to.copy_from_slice(&f16::from_f32(number).to_le_bytes()),
+        Dtype::BF16 => to.copy_from_slice(&bf16::from_f32(number).to_le_bytes()),
+        _ => to.copy_from_slice(&number.to_le_bytes()),
+    }
 }

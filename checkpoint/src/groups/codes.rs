@@ -8,10 +8,9 @@
 //! .quant_state.*      JSON: the shape, the type, the lengths of blocks
 //! ```
 
-use super::cells::{ShardMatrix, TensorPart, TensorReader, TensorTaker, of_type};
+use super::cells::{ShardMatrix, TensorPart, TensorReader, TensorTaker, of_type, write_number};
 use crate::error::{ParseError, Result};
 use crate::file::SourceFile;
-use half::{bf16, f16};
 use safetensors::tensor::Dtype as Stored;
 use serde_json::Value;
 use std::ops::Range;
@@ -126,11 +125,7 @@ impl CodebookMatrix {
         for (i, to) in to.chunks_exact_mut(self.dtype.block_bytes()).enumerate() {
             let name = names[i / 2] >> (4 - i % 2 * 4) & 15;
             let number = table[usize::from(name)] * factors[(all.start + i) / self.size - blocks.start];
-            match self.dtype {
-                Dtype::F16 => to.copy_from_slice(&f16::from_f32(number).to_le_bytes()),
-                Dtype::BF16 => to.copy_from_slice(&bf16::from_f32(number).to_le_bytes()),
-                _ => to.copy_from_slice(&number.to_le_bytes()),
-            }
+            write_number(self.dtype, number, to);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! has one scale for neighbouring columns. A number is scale × (digit - zero), rounded once to the scales' type: what
 //! the format's own unpacker computes.
 
-use super::cells::ShardMatrix;
+use super::cells::{ShardMatrix, write_number};
 use super::words::words_of;
 use super::{ColumnGroups, GroupQuantMatrix};
 use crate::error::{Error, Result};
@@ -33,13 +33,14 @@ impl GroupQuantMatrix {
         let (groups, n_groups) = (self.read_groups(files, order)?, self.n_groups());
         let (digits, scales) = (self.read_digits(files, rows)?, self.read_scales(files, rows)?);
         let zeros = self.read_zeros(files, rows)?;
-        let (k, size) = (self.shape[1], self.grouped.scale.bytes());
+        let (k, dtype, size) = (self.shape[1], self.dtype(), self.grouped.scale.bytes());
         let middle = u16::from(self.grouped.digits.middle());
         for (i, (to, digit)) in to.chunks_exact_mut(size).zip(digits).enumerate() {
             let group = i / k * n_groups + groups[i % k];
             let zero = zeros.as_ref().map_or(middle, |zeros| zeros[group]);
-            let digit = f32::from(digit) - f32::from(zero);
-            write_product(self.grouped.scale, &scales[group * size..][..size], digit, to);
+            let scale = scale_of(self.grouped.scale, &scales[group * size..][..size]);
+            // Exact for scales of 16 bits, so the number is rounded once.
+            write_number(dtype, scale * (f32::from(digit) - f32::from(zero)), to);
         }
         Ok(())
     }
@@ -60,20 +61,11 @@ impl GroupQuantMatrix {
     }
 }
 
-/// Multiplies a scale by a whole number. The product is exact in an f32 for scales of 16 bits, so it is rounded once.
-fn write_product(scale: ScaleType, bytes: &[u8], digit: f32, to: &mut [u8]) {
+/// Returns a scale of this type.
+fn scale_of(scale: ScaleType, bytes: &[u8]) -> f32 {
     match (scale, bytes) {
-        (ScaleType::F16, &[low, high]) => {
-            let product = f16::from_le_bytes([low, high]).to_f32() * digit;
-            to.copy_from_slice(&f16::from_f32(product).to_le_bytes());
-        }
-        (ScaleType::BF16, &[low, high]) => {
-            let product = bf16::from_le_bytes([low, high]).to_f32() * digit;
-            to.copy_from_slice(&bf16::from_f32(product).to_le_bytes());
-        }
-        (_, bytes) => {
-            let scale = bytes.first_chunk().map_or(0., |bytes| f32::from_le_bytes(*bytes));
-            to.copy_from_slice(&(scale * digit).to_le_bytes());
-        }
+        (ScaleType::F16, &[low, high]) => f16::from_le_bytes([low, high]).to_f32(),
+        (ScaleType::BF16, &[low, high]) => bf16::from_le_bytes([low, high]).to_f32(),
+        (_, bytes) => bytes.first_chunk().map_or(0., |bytes| f32::from_le_bytes(*bytes)),
     }
 }

@@ -63,26 +63,21 @@ impl WordPacking {
 
     /// The runs of neighbouring words.
     pub fn runs(self, bytes: &[u8]) -> impl Iterator<Item = WordRun> {
-        bytes.chunks_exact(4 * self.n_words()).map(|bytes| {
-            let mut run = [0; WORDS_MAX];
-            run.iter_mut().zip(words_of(bytes)).for_each(|(to, word)| *to = word);
-            run
-        })
+        bytes.chunks_exact(4 * self.n_words()).map(|bytes| run_of(words_of(bytes)))
     }
 
     /// The runs of words that lie below each other, in lines of `width` words: those of the first `n_words` lines from
     /// left to right, then those of the next.
     pub fn runs_down(self, bytes: &[u8], width: usize) -> impl Iterator<Item = WordRun> {
         let lines = bytes.chunks_exact((4 * width * self.n_words()).max(1));
-        lines.flat_map(move |lines| {
-            (0..width).map(move |column| {
-                let mut run = [0; WORDS_MAX];
-                let words = lines.as_chunks().0.iter().skip(column).step_by(width);
-                run.iter_mut().zip(words).for_each(|(to, word)| *to = u32::from_le_bytes(*word));
-                run
-            })
-        })
+        lines.flat_map(move |lines| (0..width).map(move |column| run_of(words_of(lines).skip(column).step_by(width))))
     }
+}
+
+fn run_of(words: impl Iterator<Item = u32>) -> WordRun {
+    let mut run = [0; WORDS_MAX];
+    run.iter_mut().zip(words).for_each(|(to, word)| *to = word);
+    run
 }
 
 pub(super) fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {

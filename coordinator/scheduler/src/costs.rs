@@ -88,11 +88,15 @@ impl StepCosts {
     /// they attend to. None if no step was as wide as both.
     pub fn row_times(&self, n_rows: u32, n_more: u32) -> Option<RowTimes> {
         let widest = n_rows + n_more;
-        let first = KNOTS.partition_point(|knot| *knot < widest);
-        let is_known = self.base[first..].iter().any(|base| *base > 0);
+        self.known_from(KNOTS.partition_point(|knot| *knot < widest))?;
         let step = self.base(n_rows);
         let row = self.base(widest).saturating_sub(step) / u64::from(n_more.max(1));
-        is_known.then_some(RowTimes { step, row })
+        Some(RowTimes { step, row })
+    }
+
+    /// Returns the first knot from `first` on that some step was near.
+    fn known_from(&self, first: usize) -> Option<usize> {
+        (first..KNOTS.len()).find(|i| self.base[*i] > 0)
     }
 
     /// The widths that steps had, and what a step of each costs without the positions that it attends to.
@@ -109,10 +113,9 @@ impl StepCosts {
         if rows == 0 {
             return 0;
         }
-        let is_known = |i: &usize| self.base[*i] > 0;
         let upper = KNOTS.partition_point(|knot| *knot < rows);
-        let above = (upper..KNOTS.len()).find(is_known);
-        let below = (0..upper).rev().find(is_known);
+        let above = self.known_from(upper);
+        let below = (0..upper).rev().find(|i| self.base[*i] > 0);
         let rows = u64::from(rows);
         match (below, above) {
             (None, None) => 0,

@@ -77,10 +77,12 @@ impl<M: Memory> Mlp<M> {
         let (in_mlp, hidden, inner) = (at.at_path("mlp"), spec.hidden as usize, spec.inner_of(of));
         let width = widths(spec).iter().position(|width| *width == inner).unwrap_or(0);
         let ModelMultipliers { mlp_gate: gate_factor, mlp: factor, .. } = spec.factors;
-        let dense = || Dense::load(&in_mlp, hidden, inner as usize, activation);
+        let dense = || -> Result<Dense<M>> {
+            Ok(Dense { gate_factor, factor, ..Dense::load(&in_mlp, hidden, inner as usize, activation)? })
+        };
         let mixture = |experts| ExpertMixture::load(&in_mlp, hidden, experts, activation);
         match spec.experts.as_ref().filter(|_| of.has_experts) {
-            None => Ok(Mlp::Dense(Dense { gate_factor, factor, ..dense()? }, width)),
+            None => Ok(Mlp::Dense(dense()?, width)),
             Some(experts) if experts.is_beside_mlp => {
                 MlpPair::load(at, spec, (dense()?, width), mixture(experts)?).map(Mlp::Pair)
             }

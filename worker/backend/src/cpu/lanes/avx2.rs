@@ -244,7 +244,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn add_small(sum: Avx2Int, w: Avx2Int, a: i32) -> Avx2Int {
-        // Two products of a digit and at most 127, as often as `WORDS_PER_SUM` of the digits allows.
+        // Two products of a digit and at most 127, as often as `words_per_sum` of the digits allows.
         unsafe {
             let a = _mm256_set1_epi32(a);
             let (low, high) = (_mm256_maddubs_epi16(w.0, a), _mm256_maddubs_epi16(w.1, a));
