@@ -84,14 +84,15 @@ impl StepCosts {
         }
     }
 
-    /// Returns the times of a step of `n_rows` rows and of each of `n_more` beside them, without the positions that
-    /// they attend to. None if no step was as wide as both.
-    pub fn row_times(&self, n_rows: u32, n_more: u32) -> Option<RowTimes> {
+    /// Returns the times of a step of `n_rows` rows and of each of `n_more` beside them, if each attends to `n_context`
+    /// positions. None if no step was as wide as both.
+    pub fn row_times(&self, n_rows: u32, n_more: u32, n_context: u32) -> Option<RowTimes> {
         let widest = n_rows + n_more;
         self.known_from(KNOTS.partition_point(|knot| *knot < widest))?;
         let step = self.base(n_rows);
         let row = self.base(widest).saturating_sub(step) / u64::from(n_more.max(1));
-        Some(RowTimes { step, row })
+        let attention = self.nanos_of_pairs(n_context.into());
+        Some(RowTimes { step: step + attention * u64::from(n_rows), row: row + attention })
     }
 
     /// Returns the first knot from `first` on that some step was near.

@@ -32,15 +32,23 @@ impl RowCost {
         permille
     }
 
-    /// Returns the times of a step of `n_rows` rows and of each of `n_more` rows beside them.
-    fn times(self, n_rows: u32, n_more: u32, costs: &StepCosts) -> RowTimes {
+    /// Returns the times of a step and of each of `n_more` rows beside its own.
+    fn times(self, DecodeStep { n_rows, n_context }: DecodeStep, n_more: u32, costs: &StepCosts) -> RowTimes {
         let learned = match self {
             RowCost::Fixed(_) => None,
-            RowCost::Learned(_) => costs.row_times(n_rows, n_more),
+            RowCost::Learned(_) => costs.row_times(n_rows, n_more, n_context),
         };
         let row = u64::from(self.permille());
         learned.unwrap_or(RowTimes { step: 1000 + row * u64::from(n_rows - 1), row })
     }
+}
+
+/// A step that draws one token for each of its rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DecodeStep {
+    pub n_rows: u32,
+    /// The positions that a draft attends to.
+    pub n_context: u32,
 }
 
 /// A probability of one.
@@ -61,14 +69,14 @@ impl DraftPolicy {
         }
     }
 
-    /// Returns how many of `n_guess` guesses are worth their rows, if they hold with a probability of `acceptance`, in
-    /// a step of `n_rows` rows.
-    pub(crate) fn n_worth(self, n_guess: u32, acceptance: u32, n_rows: u32, costs: &StepCosts) -> u32 {
+    /// Returns how many of `n_guess` guesses are worth their rows in a step, if they hold with a probability of
+    /// `acceptance`.
+    pub(crate) fn n_worth(self, n_guess: u32, acceptance: u32, step: DecodeStep, costs: &StepCosts) -> u32 {
         let n_max = n_guess.min(self.max());
         let DraftPolicy::Adaptive { row, .. } = self else { return n_max };
-        let n_rows = n_rows.max(1);
+        let n_rows = step.n_rows.max(1);
         // Without drafts a step of this time gives a token for each row.
-        let RowTimes { step, row } = row.times(n_rows, n_max.max(1), costs);
+        let RowTimes { step, row } = row.times(DecodeStep { n_rows, ..step }, n_max.max(1), costs);
         let pays = |holds: u64| holds * step * 8 > u64::from(SURE) * row * u64::from(n_rows) * GAIN_MIN;
         let mut holds = u64::from(SURE);
         let n_paying = (0..n_max).take_while(|_| {
@@ -85,13 +93,17 @@ mod tests {
     use crate::costs::StepSize;
     use types::Micros;
 
+    fn of(n_rows: u32) -> DecodeStep {
+        DecodeStep { n_rows, n_context: 0 }
+    }
+
     #[test]
     fn a_draft_is_given_where_it_gives_more_than_its_row_costs() {
         let check = |row_permille, acceptance_percent: u32, n_rows, expected| {
             let acceptance = acceptance_percent * SURE / 100;
             for row in [RowCost::Fixed(row_permille), RowCost::Learned(row_permille)] {
                 let drafting = DraftPolicy::Adaptive { max: 8, row };
-                let n = drafting.n_worth(12, acceptance, n_rows, &StepCosts::default());
+                let n = drafting.n_worth(12, acceptance, of(n_rows), &StepCosts::default());
                 assert_eq!(n, expected, "{row:?}, {acceptance_percent}% among {n_rows}");
             }
         };
@@ -117,19 +129,33 @@ mod tests {
             let size = StepSize { rows, pairs: 0 };
             (0..20).for_each(|_| costs.learn(size, Micros(3000 + 1000 * u64::from(rows.saturating_sub(8)))));
         }
-        let n = |row, n_rows| DraftPolicy::Adaptive { max: 4, row }.n_worth(4, SURE * 3 / 4, n_rows, &costs);
+        let n = |row, n_rows| DraftPolicy::Adaptive { max: 4, row }.n_worth(4, SURE * 3 / 4, of(n_rows), &costs);
         assert_eq!((n(RowCost::Learned(1000), 1), n(RowCost::Learned(1000), 4)), (4, 4), "rows that cost nothing");
         assert_eq!(n(RowCost::Learned(0), 8), 0, "a row for each token costs more than a step of eight gives");
         assert_eq!(n(RowCost::Learned(0), 100), 4, "no step was as wide");
         assert_eq!((n(RowCost::Fixed(1000), 1), n(RowCost::Fixed(0), 8)), (0, 4), "nothing is learned");
     }
 
+    /// Rows that cost nothing by themselves, and a microsecond for each position that they attend to.
+    #[test]
+    fn a_long_context_makes_rows_dear() {
+        let mut costs = StepCosts::default();
+        for _ in 0..400 {
+            for (rows, pairs) in [(1, 0), (8, 0), (16, 0), (16, 16_000), (16, 32_000)] {
+                costs.learn(StepSize { rows, pairs }, Micros(3000 + pairs));
+            }
+        }
+        let policy = DraftPolicy::Adaptive { max: 4, row: RowCost::Learned(1000) };
+        let n = |n_context| policy.n_worth(4, SURE / 2, DecodeStep { n_rows: 1, n_context }, &costs);
+        assert_eq!((n(0), n(1000), n(8000)), (4, 1, 0));
+    }
+
     #[test]
     fn fixed_drafting_ignores_acceptance_and_off_is_zero() {
         let costs = StepCosts::default();
-        assert_eq!(DraftPolicy::Fixed(4).n_worth(12, 0, 64, &costs), 4);
-        assert_eq!(DraftPolicy::Fixed(4).n_worth(3, 0, 64, &costs), 3);
+        assert_eq!(DraftPolicy::Fixed(4).n_worth(12, 0, of(64), &costs), 4);
+        assert_eq!(DraftPolicy::Fixed(4).n_worth(3, 0, of(64), &costs), 3);
         assert_eq!(DraftPolicy::Fixed(1000).max(), DRAFT_ROWS_MAX);
-        assert_eq!(DraftPolicy::Off.n_worth(12, SURE, 1, &costs), 0);
+        assert_eq!(DraftPolicy::Off.n_worth(12, SURE, of(1), &costs), 0);
     }
 }

@@ -5,7 +5,7 @@
 //! trying costs nothing.
 
 use crate::costs::StepCosts;
-use crate::drafting::{DraftPolicy, MEMORY, SURE, UNTRIED};
+use crate::drafting::{DecodeStep, DraftPolicy, MEMORY, SURE, UNTRIED};
 use types::DRAFT_ROWS_MAX;
 
 /// The guesses behind a sequence's log.
@@ -37,10 +37,10 @@ impl Guesses {
         }
     }
 
-    /// The answer has `n_guessed` new guesses. The next step has `n_rows` rows.
-    pub fn replace(&mut self, n_guessed: u32, policy: DraftPolicy, n_rows: u32, costs: &StepCosts) {
+    /// The answer has `n_guessed` new guesses, which `step` may verify.
+    pub fn replace(&mut self, n_guessed: u32, policy: DraftPolicy, step: DecodeStep, costs: &StepCosts) {
         self.n_guessed = n_guessed.min(DRAFT_ROWS_MAX);
-        self.n_target = policy.n_worth(self.n_guessed, self.acceptance, n_rows, costs);
+        self.n_target = policy.n_worth(self.n_guessed, self.acceptance, step, costs);
     }
 
     /// There are no guesses. How often they held is kept.

@@ -2,7 +2,7 @@
 
 use super::Scheduler;
 use crate::costs::StepTiming;
-use crate::drafting::DraftPolicy;
+use crate::drafting::{DecodeStep, DraftPolicy};
 use crate::in_flight::PlannedSlice;
 use crate::output::RequestOutput;
 use crate::refusal::StaleAnswer;
@@ -108,7 +108,8 @@ impl Scheduler {
         let may_have_drafts = sequence.request.goal == Goal::Generate;
         sequence.guesses.note_drawn(done.tokens.len() as u32, done.n_hit.into());
         let n_guess = if may_have_drafts { done.n_guess.into() } else { 0 };
-        sequence.guesses.replace(n_guess, policy, n_rows, &self.costs);
+        let step = DecodeStep { n_rows, n_context: sequence.n_known() };
+        sequence.guesses.replace(n_guess, policy, step, &self.costs);
     }
 
     fn push_output(&mut self, idx: SequenceIdx, output: RequestOutput, out: &mut Vec<RequestOutput>) {
