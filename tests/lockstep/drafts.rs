@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use types::{Goal, Grammar, NgramLimits, Request, Tokens};
+use types::{CacheSalt, Goal, Grammar, NgramLimits, Request, Sampling, TenantId, Tokens};
 use worker::{MaskConfig, RecalledLogs};
 
 const MODEL: &str = "llama-f16-sharded";
@@ -292,6 +292,33 @@ async fn what_a_client_expects_is_guessed_and_has_the_same_bits() {
         assert!(seen.drafts_accepted > 2 * alone + 100, "{way}: {alone} without: {seen:?}");
         assert!(seen.drafts_rejected > 20, "{way}: {seen:?}");
     }
+}
+
+/// A client's second request finds the answer of its first. No request of another client or salt does, and none without
+/// a key.
+#[tokio::test]
+async fn recent_answers_of_a_client_are_guessed_and_of_no_other() {
+    let model = reference_folder(MODEL);
+    let is_long = |request: &&Request| {
+        let Sampling { temperature, tokens_max, .. } = request.sampling;
+        request.grammar.is_none() && request.goal == Goal::Generate && temperature > 0.5 && tokens_max > 60
+    };
+    let request = tiny_requests(&model).iter().find(is_long).unwrap().clone();
+    let speculation = Speculation { drafting: DraftPolicy::Fixed(4), ..Speculation::default() };
+    let base = Setup { steps_in_flight_max: 1, ..Setup::new(model, "int8", "f16").on(1, 1) };
+    let mut replica = Replica::start(&Setup { speculation, ..base }).await;
+    let mut answers: Vec<Answer> = Vec::new();
+    let mut n_accepted = Vec::new();
+    for (tenant, salt) in [(0, 0), (1, 0), (1, 7), (2, 0), (0, 0), (1, 0)] {
+        let (tenant, cache_salt) = (TenantId(tenant), CacheSalt([salt; 16]));
+        answers.extend(replica.run_alone(&[Request { tenant, cache_salt, ..request.clone() }]).await);
+        n_accepted.push(replica.seen().drafts_accepted);
+    }
+    replica.stop().await;
+    assert!(answers.iter().all(|answer| *answer == answers[0]));
+    let (repeated, others) = n_accepted.split_last().unwrap();
+    assert!(others.iter().all(|n| *n == others[0]), "{n_accepted:?}");
+    assert!(*repeated as usize > others[0] as usize + answers[0].drawn.len() / 2, "{n_accepted:?}");
 }
 
 /// The field of a client's request: a predicted answer is the same, in fewer steps.

@@ -10,6 +10,6 @@ pub struct NgramLimits {
 
 impl Default for NgramLimits {
     fn default() -> NgramLimits {
-        NgramLimits { least: 3, most: 16 }
+        NgramLimits { least: 2, most: 16 }
     }
 }

@@ -3,15 +3,17 @@
 
 mod expected;
 mod ngrams;
+mod recent;
 mod worth;
 
+pub(super) use recent::RecentAnswers;
 pub use worth::DraftCost;
 
 use expected::ExpectedTokens;
 use ngrams::NgramIndex;
 use std::path::PathBuf;
 use std::sync::Arc;
-use types::{DRAFT_ROWS_MAX, NgramLimits, Request, RequestId, Token};
+use types::{CacheOwner, DRAFT_ROWS_MAX, NgramLimits, Request, RequestId, Token};
 use worth::{AcceptanceRate, DraftBackoff};
 
 /// The most tokens guessed in one step: more than a step can verify, so that many sequences get some.
@@ -119,6 +121,8 @@ pub(super) struct SequenceGuesses {
     source: GuessSource,
     ngrams: NgramIndex,
     expected: ExpectedTokens,
+    /// The client that may find this answer among its recent ones.
+    pub owner: Option<CacheOwner>,
     /// The tokens guessed behind the log.
     pub tokens: Vec<Token>,
     pub guesser: Guesser,
@@ -133,9 +137,20 @@ pub(super) struct SequenceGuesses {
     pauses: Option<DraftBackoff>,
 }
 
+/// How one sequence may guess.
+#[derive(Clone, Copy)]
+pub(super) struct GuessRules<'a> {
+    pub config: &'a GuessConfig,
+    /// False for a sequence that guesses nothing.
+    pub may_guess: bool,
+    /// None where no answer may outlive its request.
+    pub recent: Option<&'a RecentAnswers>,
+}
+
 impl SequenceGuesses {
-    /// Restarts for a log of up to `n_tokens_max` tokens. Guesses nothing if `may_guess` is false.
-    pub fn restart(&mut self, config: &GuessConfig, may_guess: bool, request: &Request, n_tokens_max: usize) {
+    /// Restarts for a log of up to `n_tokens_max` tokens.
+    pub fn restart(&mut self, rules: &GuessRules<'_>, request: &Request, n_tokens_max: usize) {
+        let GuessRules { config, may_guess, recent } = *rules;
         let n_max = usize::from(config.n_max).min(DRAFT_ROWS_MAX as usize);
         for tokens in [&mut self.tokens, &mut self.others] {
             tokens.clear();
@@ -145,8 +160,11 @@ impl SequenceGuesses {
         (self.of_source, self.of_model) = (AcceptanceRate::of_source(), AcceptanceRate::of_model());
         self.source = if may_guess { config.source.clone() } else { GuessSource::Off };
         self.pauses = (may_guess && config.draft_model.is_some()).then(DraftBackoff::default);
+        self.owner = None;
         if let GuessSource::Ngrams(limits) = self.source {
-            self.ngrams.restart(limits, self.expected.restart(request, n_tokens_max));
+            self.owner = recent.and_then(|_| recent::owner_of(request));
+            let recent = recent.map_or(&[][..], |recent| recent.of(self.owner));
+            self.ngrams.restart(limits, self.expected.restart(request, recent, n_tokens_max));
         }
     }
 

@@ -20,6 +20,14 @@ pub(super) struct NgramIndex {
     before: Vec<u32>,
 }
 
+/// An earlier place whose tokens equal the last ones of the log.
+struct Match {
+    /// The position behind it.
+    end: usize,
+    /// The number of equal tokens, as far as they were compared.
+    n_same: usize,
+}
+
 impl NgramIndex {
     pub fn restart(&mut self, limits: NgramLimits, n_tokens_max: usize) {
         self.least = usize::from(limits.least.max(1));
@@ -49,17 +57,18 @@ impl NgramIndex {
     }
 
     /// Guesses the tokens behind the earlier place with the longest match; the newest one if several are equally long.
-    /// At the log's end the guess continues with itself, because a repetition is likely to go on.
+    /// Guesses no more tokens than match, because a short match seldom goes on for long. At the log's end the guess
+    /// continues with itself, because a repetition is likely to go on.
     pub fn guess(&self, log: &[Token], n_max: usize, out: &mut Vec<Token>) {
-        let Some(from) = self.longest_match(log) else { return };
-        for at in from..from + n_max {
+        let Some(Match { end, n_same }) = self.longest_match(log) else { return };
+        for at in end..end + n_max.min(n_same) {
             let token = log.get(at).or_else(|| out.get(at - log.len()));
             out.extend(token.copied());
         }
     }
 
-    /// Returns the position behind the earlier place that matches the log's end for longest.
-    fn longest_match(&self, log: &[Token]) -> Option<usize> {
+    /// Returns the earlier place that matches the log's end for longest.
+    fn longest_match(&self, log: &[Token]) -> Option<Match> {
         let last = log.len().checked_sub(1)?;
         let (mut best, mut n_best) = (None, self.least - 1);
         let mut at = *self.before.get(last)?;
@@ -71,7 +80,7 @@ impl NgramIndex {
             let pairs = log[..end].iter().rev().zip(log.iter().rev());
             let n_same = pairs.take(self.most).take_while(|(one, other)| one == other).count();
             if n_same > n_best {
-                (best, n_best) = (Some(end), n_same);
+                (best, n_best) = (Some(Match { end, n_same }), n_same);
             }
             at = self.before[at as usize];
         }
@@ -95,7 +104,8 @@ mod tests {
 
     #[test]
     fn what_followed_the_same_tokens_is_guessed() {
-        assert_eq!(guessed(&[1, 2, 3, 4, 5, 9, 2, 3], 2, 4, 3), [4, 5, 9]);
+        assert_eq!(guessed(&[8, 2, 3, 4, 5, 9, 8, 2, 3], 2, 4, 3), [4, 5, 9]);
+        assert_eq!(guessed(&[1, 2, 3, 4, 5, 9, 2, 3], 2, 4, 3), [4, 5], "no more than match");
         assert!(
             guessed(&[1, 2, 3, 4, 5, 9, 2, 3], 3, 4, 3).is_empty(),
             "two tokens are the same, and three are required"
@@ -113,7 +123,8 @@ mod tests {
 
     #[test]
     fn what_repeats_itself_is_guessed_to_go_on() {
-        assert_eq!(guessed(&[7, 1, 2, 3, 1, 2, 3], 3, 8, 7), [1, 2, 3, 1, 2, 3, 1]);
+        let log = [7, 1, 2, 3, 1, 2, 3, 1, 2, 3];
+        assert_eq!(guessed(&log, 3, 8, 7), [1, 2, 3, 1, 2, 3]);
         assert_eq!(guessed(&[5; 20], 2, 8, 4), [5; 4]);
     }
 

@@ -5,7 +5,7 @@
 //! therefore grows by position: a rank without the token writes `UNKNOWN` there, and so do all ranks if no token could
 //! be drawn.
 
-use crate::runner::guesses::{GuessRequest, GuessSource, Guesser};
+use crate::runner::guesses::{GuessRequest, GuessSource, Guesser, RecentAnswers};
 use crate::runner::masks::{GrammarMasks, MaskStatus};
 use backend::{Batch, Draw, DrawError, DrawMask, Pass, ScoreRequest};
 use freed_blocks::FreedBlocks;
@@ -31,6 +31,7 @@ pub struct RankSequences {
     held: HashMap<RequestId, RankSequence>,
     /// Ended sequences, reused for their memory.
     spare: Vec<RankSequence>,
+    recent: RecentAnswers,
     /// The step that last wrote each block of each group, to detect two writers in one step.
     written: Vec<Vec<u64>>,
     /// The number of steps begun, which stamps the present one.
@@ -60,6 +61,7 @@ impl RankSequences {
             pending: PendingDraws { steps: VecDeque::with_capacity(n_pending), draws },
             held: HashMap::with_capacity(limits.running_max),
             spare: Vec::with_capacity(limits.running_max),
+            recent: RecentAnswers::default(),
             written: limits.n_blocks.iter().map(|n_blocks| vec![0; *n_blocks as usize]).collect(),
             n_begun: 0,
             freed: limits.zero_kv.then(|| FreedBlocks::new(&limits)),
@@ -176,7 +178,7 @@ impl RankSequences {
             return Err(StepViolation::TooManySequences { n: self.held.len() + 1, running_max });
         }
         let mut sequence = self.spare.pop().unwrap_or_default();
-        sequence.restart(request, &self.limits, self.n_begun);
+        sequence.restart(request, &self.limits, &self.recent, self.n_begun);
         self.held.insert(id, sequence);
         Ok(())
     }
@@ -433,6 +435,9 @@ impl RankSequences {
         if let Some(sequence) = self.held.remove(&id) {
             if let Some(freed) = &mut self.freed {
                 freed.leave(&sequence.tables, sequence.n_computed);
+            }
+            if let Some(owner) = sequence.guesses.owner {
+                self.recent.add(owner, &sequence.tokens[sequence.n_prompt..]);
             }
             self.spare.push(sequence);
         }

@@ -1,7 +1,7 @@
 //! One request on this rank: its token log, its block tables, its computed positions, and the rows of a slice. Has no
 //! knowledge of other requests or of the source of drawn tokens.
 
-use crate::runner::guesses::{Guesser, SequenceGuesses};
+use crate::runner::guesses::{GuessRules, Guesser, RecentAnswers, SequenceGuesses};
 use crate::runner::sequences::limits::{SequenceLimits, StepViolation};
 use crate::runner::sequences::pending::{DrawnTokens, PendingDraw, UNKNOWN};
 use backend::{Batch, DrawError, PassSlice};
@@ -51,7 +51,7 @@ pub(super) struct RankSequence {
 }
 
 impl RankSequence {
-    pub fn restart(&mut self, request: &Request, limits: &SequenceLimits, life: u64) {
+    pub fn restart(&mut self, request: &Request, limits: &SequenceLimits, recent: &RecentAnswers, life: u64) {
         /// The most tokens that slices planned past a stop may add.
         const PAST_END: usize = 8;
         let n_tokens = request.prompt.len().saturating_add(request.sampling.tokens_max as usize);
@@ -74,7 +74,8 @@ impl RankSequence {
         self.late = None;
         self.is_masked = false;
         let may_guess = request.goal == Goal::Generate && limits.can_recompute();
-        self.guesses.restart(&limits.guesses, may_guess, request, n_max);
+        let recent = (!limits.zero_kv).then_some(recent);
+        self.guesses.restart(&GuessRules { config: &limits.guesses, may_guess, recent }, request, n_max);
         self.tables.resize_with(limits.groups.len(), Vec::new);
         for table in &mut self.tables {
             table.clear();
