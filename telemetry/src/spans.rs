@@ -217,6 +217,8 @@ pub fn sequence(traceparent: &str, tracestate: &str, id: u64, n_prompt: u64, n_o
         lockstep.reuse_position = Empty,
         lockstep.seconds_to_first_token = Empty,
         lockstep.steps = Empty,
+        lockstep.drafts_accepted = Empty,
+        lockstep.drafts_rejected = Empty,
         lockstep.finish = Empty,
     );
     TracedSpan(span).join(traceparent, tracestate)
@@ -239,13 +241,25 @@ impl TracedSpan {
         self.0.record("lockstep.reuse_position", to_i64(position));
     }
 
-    pub fn sequence_ended(&self, finish: &'static str, n_steps: u64) {
+    pub fn sequence_ended(&self, finish: &'static str, steps: SequenceSteps) {
         self.0.record("lockstep.finish", finish);
-        self.0.record("lockstep.steps", to_i64(n_steps));
+        self.0.record("lockstep.steps", to_i64(steps.n));
+        if steps.drafts_accepted + steps.drafts_rejected > 0 {
+            self.0.record("lockstep.drafts_accepted", to_i64(steps.drafts_accepted));
+            self.0.record("lockstep.drafts_rejected", to_i64(steps.drafts_rejected));
+        }
         if finish == "error" {
             self.record_failure(finish);
         }
     }
+}
+
+/// The steps of a sequence, and what they verified.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SequenceSteps {
+    pub n: u64,
+    pub drafts_accepted: u64,
+    pub drafts_rejected: u64,
 }
 
 /// Starts the coordinator's span from the sending of a step to its answer.

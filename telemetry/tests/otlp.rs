@@ -13,7 +13,7 @@ use std::time::Duration;
 use telemetry::TokenUsage;
 use telemetry::logs::LogOptions;
 use telemetry::metrics::{self, ReplicaLabel};
-use telemetry::spans::{self, RequestAttributes};
+use telemetry::spans::{self, RequestAttributes, SequenceSteps};
 
 const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 /// The header of a caller that records nothing.
@@ -47,7 +47,7 @@ fn one_request() {
     pass.record_wait(Duration::from_micros(9));
     drop((pass, step));
     sequence.sequence_started(Duration::from_millis(2), 4);
-    sequence.sequence_ended("stop", 6);
+    sequence.sequence_ended("stop", SequenceSteps { n: 6, drafts_accepted: 3, drafts_rejected: 2 });
     drop(sequence);
     request.record_first_token(Duration::from_millis(3));
     request.log_within(|| tracing::info!(n = 4, "logged in a request"));
@@ -100,6 +100,8 @@ fn check_tree(collector: &Collector) {
     let reasons: Vec<_> = reasons.values.into_iter().map(|reason| reason.value).collect();
     assert_eq!(reasons, [text("stop"), text("length")]);
     assert_eq!(attribute(sequence, "lockstep.id"), text("0000000000000007"));
+    let drafts = ["lockstep.drafts_accepted", "lockstep.drafts_rejected"].map(|name| attribute(sequence, name));
+    assert_eq!(drafts, [Some(Value::IntValue(3)), Some(Value::IntValue(2))]);
     assert_eq!(attribute(pass, "lockstep.wait_micros"), Some(Value::IntValue(9)));
     assert_eq!(attribute(pass, "lockstep.rank"), Some(Value::IntValue(1)));
     let recovery = named("recovery");

@@ -111,6 +111,9 @@ fn replica(replica: &Value) -> String {
     if let Some(steps) = steps_text(&replica["step_speed"]) {
         let _written = writeln!(out, "{steps}");
     }
+    if let Some(drafts) = drafts_text(&replica["drafts"]) {
+        let _written = writeln!(out, "{drafts}");
+    }
     for note in notes(replica) {
         let _written = writeln!(out, "{note}");
     }
@@ -219,6 +222,13 @@ fn steps_text(speed: &Value) -> Option<String> {
     Some(format!("steps: {} · {percent:.0}% within a fifth of the prediction", costs.join(", ")))
 }
 
+/// Returns how many guessed tokens steps verified, and how many of them became tokens. None before the first one.
+pub fn drafts_text(drafts: &Value) -> Option<String> {
+    let verified = drafts["verified"].as_f64().filter(|n| *n > 0.0)?;
+    let accepted = drafts["accepted"].as_f64().unwrap_or(0.0);
+    Some(format!("drafts: {accepted} of {verified} accepted ({:.0}%)", accepted / verified * 100.0))
+}
+
 fn rank(rank: &Value) -> [String; 17] {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let range = |pair: &Value| format!("{}..{}", pair[0], pair[1]);
@@ -296,6 +306,7 @@ mod tests {
             "step_speed": {
                 "costs": [{ "rows": 1, "ms": 5.25 }, { "rows": 32, "ms": 31.0 }], "predicted": 8, "as_predicted": 6,
             },
+            "drafts": { "verified": 40, "accepted": 30 },
             "ranks": [rank],
         }] });
         let text = render(&page);
@@ -312,6 +323,7 @@ mod tests {
             "predicted 5 to 9",
             "one sequence 7 · all -",
             "steps: 1 rows 5.2 ms, 32 rows 31.0 ms · 75% within",
+            "drafts: 30 of 40 accepted (75%)",
             "0..30",
             "cuda",
             "5 MiB",
@@ -319,7 +331,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
-        let widths: Vec<usize> = text.lines().skip(9).map(|line| line.chars().count()).collect();
+        let widths: Vec<usize> = text.lines().skip(10).map(|line| line.chars().count()).collect();
         assert!(widths.len() == 2 && widths[0] == widths[1], "{text}");
         assert!(render(&json!({})).contains("no replica"));
         let away = json!({ "replicas": [{ "replica": "there:1", "phase": "absent" }] });

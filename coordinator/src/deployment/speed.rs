@@ -110,6 +110,8 @@ impl MeasuredSpeed {
             computed: planned.tokens_computed,
             busy_micros: self.busy.micros,
             admissions: planned.admissions,
+            drafts: planned.drafts,
+            drafts_accepted: planned.drafts_accepted,
         }
     }
 }

@@ -4,7 +4,7 @@ use proto::cluster as wire;
 use scheduler::RequestOutput;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
-use telemetry::spans::{self, TracedSpan};
+use telemetry::spans::{self, SequenceSteps, TracedSpan};
 use types::{Micros, PrefixReuse, RequestId, Step, StepId};
 
 #[derive(Default)]
@@ -19,7 +19,7 @@ struct TracedSequence {
     /// Present until its first slice in a step.
     queued: Option<TracedSpan>,
     submitted: Micros,
-    n_steps: u64,
+    steps: SequenceSteps,
     is_started: bool,
 }
 
@@ -40,7 +40,8 @@ impl Traces {
     pub fn request_accepted(&mut self, submitted: SubmittedRequest, now: Micros) {
         let SubmittedRequest { id, span } = submitted;
         let queued = Some(span.queue_span());
-        self.sequences.insert(id, TracedSequence { span, queued, submitted: now, n_steps: 0, is_started: false });
+        let steps = SequenceSteps::default();
+        self.sequences.insert(id, TracedSequence { span, queued, submitted: now, steps, is_started: false });
     }
 
     /// A step goes out. Returns the trace context of its span for the ranks.
@@ -48,7 +49,7 @@ impl Traces {
         if !self.sequences.is_empty() {
             for slice in &step.slices {
                 if let Some(sequence) = self.sequences.get_mut(&slice.id) {
-                    sequence.n_steps += 1;
+                    sequence.steps.n += 1;
                     sequence.queued = None;
                 }
             }
@@ -80,7 +81,7 @@ impl Traces {
     /// It was accepted, and is refused after all.
     pub fn request_retracted(&mut self, id: RequestId) {
         if let Some(sequence) = self.sequences.remove(&id) {
-            sequence.span.sequence_ended("refused", sequence.n_steps);
+            sequence.span.sequence_ended("refused", sequence.steps);
         }
     }
 
@@ -92,8 +93,10 @@ impl Traces {
             let PrefixReuse { ended, position } = output.reuse;
             ended.iter().for_each(|ended| sequence.span.reuse_ended(ended.name(), position.into()));
         }
+        sequence.steps.drafts_accepted += u64::from(output.drafts_accepted);
+        sequence.steps.drafts_rejected += u64::from(output.drafts_rejected);
         if let Some(finish) = finish {
-            sequence.span.sequence_ended(finish, sequence.n_steps);
+            sequence.span.sequence_ended(finish, sequence.steps);
             self.sequences.remove(&output.id);
         }
     }

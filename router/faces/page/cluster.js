@@ -201,6 +201,7 @@ function factPairs(replica) {
     ["One request: measured", speed.alone ? `${speed.alone.toFixed(1)} tokens/s` : planned ? "not yet" : null],
     ["All requests: measured", speed.busy ? `${speed.busy.toFixed(1)} tokens/s` : null],
     ...stepPairs(replica.step_speed),
+    ...draftPairs(replica.drafts),
   ];
 }
 
@@ -215,6 +216,13 @@ function stepPairs(steps) {
     ["Predicted within a fifth", `${percent(steps.as_predicted / steps.predicted)} of steps`],
     ["Prompts were cut by", cuts.map(([reason, n]) => `${reason} ${count(n)}`).join(", ") || null],
   ];
+}
+
+/** How many guessed tokens were verified, and how many of them became tokens. */
+function draftPairs(drafts) {
+  if (!drafts?.verified) return [];
+  const part = percent(drafts.accepted / drafts.verified);
+  return [["Drafts", `${count(drafts.accepted)} of ${count(drafts.verified)} accepted (${part})`]];
 }
 
 function losses(lost) {

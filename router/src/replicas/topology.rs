@@ -87,6 +87,8 @@ fn replica(view: &ReplicaView) -> v1::ReplicaTopology {
         steps: actual.steps,
         starved: actual.starved,
         steps_early: actual.steps_early,
+        drafts: actual.drafts,
+        drafts_accepted: actual.drafts_accepted,
         backlog_tokens: state.backlog_tokens,
         requested_grid: target_grid(&state),
         apart: state.apart.iter().map(apart).collect(),
@@ -287,6 +289,7 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "step_speed": replica.step_speed.as_ref().map(step_speed_json),
         "starved": replica.starved,
         "steps_early": replica.steps_early,
+        "drafts": { "verified": replica.drafts, "accepted": replica.drafts_accepted },
         "spares": replica.n_spares,
         "ranks": replica.ranks.iter().map(rank_json).collect::<Vec<_>>(),
     })

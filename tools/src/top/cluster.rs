@@ -1,7 +1,7 @@
 //! The view of the cluster: a line for each rank of each replica, and above them the problems.
 
 use super::bars::{bar, memory, replace_control_chars, stacked_bar, text, time};
-use crate::status::{models, notes, speed, store, target_grid_text};
+use crate::status::{drafts_text, models, notes, speed, store, target_grid_text};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span};
 use serde_json::Value;
@@ -57,6 +57,7 @@ fn replica(replica: &Value, width: u16) -> Vec<Line<'static>> {
         requests["running"], requests["waiting"], blocks["used"], blocks["total"]
     )));
     lines.push(Line::from(speed(&replica["tokens_per_s"])));
+    lines.extend(drafts_text(&replica["drafts"]).map(Line::from));
     lines.extend(notes(replica).iter().map(|note| Line::from(replace_control_chars(note)).yellow()));
     let ranks = replica["ranks"].as_array().map_or(&[][..], Vec::as_slice);
     if !ranks.is_empty() {
