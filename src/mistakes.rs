@@ -8,13 +8,22 @@ use std::ffi::OsString;
 const ROLES: [&str; 4] = ["router", "coordinator", "worker", "serve"];
 
 /// Flags of other servers that users try, with the alternative here. Flags with the same meaning are aliases instead.
-const ELSEWHERE: [(&str, &str); 5] = [
+const ELSEWHERE: [(&str, &str); 12] = [
     ("dtype", "weights keep the dtype of their file; --activations and --kv-dtype set the others"),
     ("quantization", "weights keep the dtype of their file: give a quantized model, such as org/name:Q4_K_M"),
     ("quantize", "weights keep the dtype of their file: give a quantized model, such as org/name:Q4_K_M"),
     ("n-gpu-layers", "--device cuda computes all layers on GPUs"),
+    ("draft-min", AUTO_DECIDES),
+    ("draft-n-min", AUTO_DECIDES),
+    ("spec-draft-n-min", AUTO_DECIDES),
+    ("draft-p-min", AUTO_DECIDES),
+    ("spec-draft-p-min", AUTO_DECIDES),
+    ("spec-default", "--speculation auto is the default on a CPU"),
+    ("draft-p-split", "drafts are one sequence of tokens, not a tree"),
     ("enforce-eager", "tokens are the same with CUDA graphs; --cuda-graphs off turns them off"),
 ];
+
+const AUTO_DECIDES: &str = "--speculation auto drafts as many tokens as make an answer faster; --draft-max limits them";
 
 /// Messages of value parsers, and their replacements for users.
 const PLAIN: [(&str, &str); 6] = [

@@ -147,7 +147,7 @@ fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -
             batch_tokens_max: queue.max_batch_tokens,
             chunk_tokens_max: settings.max_chunk_tokens(queue),
             pace: settings.pace(),
-            speculation: settings.speculation.speculation(),
+            speculation: settings.speculation.speculation(settings.grid(), device.class()),
             draft_model,
             ..defaults
         },

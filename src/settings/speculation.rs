@@ -7,10 +7,10 @@ use coordinator::{DraftPolicy, RowCost, Speculation};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
-use types::NgramLimits;
+use types::{DeviceClass, Grid, NgramLimits};
 
 /// The default of the most tokens that one step guesses for one request.
-const TOKENS: u16 = 10;
+const TOKENS: u16 = 16;
 /// The cost of one more row in a step on the CPU, in thousandths, before steps have shown it: see the table in
 /// `docs/speculation.md`.
 const ROW_PERMILLE: u32 = 270;
@@ -19,12 +19,26 @@ const ROW_PERMILLE: u32 = 270;
 #[serde(rename_all = "kebab-case")]
 pub struct SpeculationSettings {
     /// Guess the next tokens from a request's earlier tokens, and verify them in one step; no answer changes: off,
-    /// auto (as many as make it faster), ngram (the same), or a number of tokens for every step
+    /// auto (as many as make it faster), ngram (the same), or a number of tokens for every step [default: auto with a
+    /// draft model, or on one CPU stage without tensor parallelism; otherwise off]
     #[arg(
-        long, env = "LOCKSTEP_SPECULATION", value_name = "off|auto|ngram|N", default_value_t = SpeculationChoice::Off,
+        long,
+        alias = "spec-type",
+        env = "LOCKSTEP_SPECULATION",
+        value_name = "off|auto|ngram|N",
         conflicts_with = "speculative_config"
     )]
-    pub speculation: SpeculationChoice,
+    pub speculation: Option<SpeculationChoice>,
+    /// The most tokens that `--speculation auto` guesses for one step [default: 16]; makes auto the default
+    #[arg(
+        long,
+        aliases = ["draft", "draft-n", "spec-draft-n-max"],
+        env = "LOCKSTEP_DRAFT_MAX",
+        value_name = "N",
+        conflicts_with = "speculative_config",
+        value_parser = clap::value_parser!(u16).range(0..=i64::from(types::DRAFT_ROWS_MAX))
+    )]
+    pub draft_max: Option<u16>,
     /// The same in vLLM's form: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5,
     /// "prompt_lookup_min": 3}, or {"model": "DRAFT", "num_speculative_tokens": 5}
     #[arg(long, env = "LOCKSTEP_SPECULATIVE_CONFIG", value_name = "JSON")]
@@ -33,7 +47,7 @@ pub struct SpeculationSettings {
     /// of the worker that samples must have it, at the same path or in its `--models`
     #[arg(
         long,
-        alias = "model-draft",
+        aliases = ["model-draft", "spec-draft-model"],
         env = "LOCKSTEP_DRAFT_MODEL",
         value_name = "MODEL",
         conflicts_with = "speculative_config"
@@ -51,6 +65,8 @@ pub enum SpeculationChoice {
     Off,
     Auto,
     Ngram,
+    /// As `auto`, and a draft model must be there.
+    DraftModel,
     Fixed(u16),
 }
 
@@ -58,6 +74,13 @@ impl SpeculationSettings {
     pub fn check(&self) -> anyhow::Result<()> {
         let is_used = self.draft_kv_memory.is_none() || self.draft().is_some();
         ensure!(is_used, "--draft-kv-memory needs a draft model: give --draft-model");
+        let needs_model = self.speculation == Some(SpeculationChoice::DraftModel) && self.draft_model.is_none();
+        ensure!(!needs_model, "--speculation draft-simple needs a draft model: give --draft-model");
+        if let (Some(choice @ (SpeculationChoice::Off | SpeculationChoice::Fixed(_))), Some(max)) =
+            (self.speculation, self.draft_max)
+        {
+            bail!("--draft-max {max} limits `--speculation auto`, and --speculation is {choice}");
+        }
         self.speculative_config.as_ref().map_or(Ok(()), SpeculativeConfig::check)
     }
 
@@ -78,13 +101,22 @@ impl SpeculationSettings {
         self.speculative_config.is_some()
     }
 
-    pub fn speculation(&self) -> Speculation {
-        let adaptive = DraftPolicy::Adaptive { max: TOKENS, row: RowCost::Learned(ROW_PERMILLE) };
-        let drafting = match (&self.speculative_config, self.speculation) {
+    /// Returns the speculation of a replica with this grid on devices of this class.
+    pub fn speculation(&self, grid: Grid, class: DeviceClass) -> Speculation {
+        let max = self.draft_max.unwrap_or(TOKENS);
+        let adaptive = match max {
+            0 => DraftPolicy::Off,
+            _ => DraftPolicy::Adaptive { max, row: RowCost::Learned(ROW_PERMILLE) },
+        };
+        let is_single_cpu = grid == Grid::SOLO && class == DeviceClass::Cpu;
+        let default = match is_single_cpu || self.draft_model.is_some() || self.draft_max.is_some() {
+            true => SpeculationChoice::Auto,
+            false => SpeculationChoice::Off,
+        };
+        let drafting = match (&self.speculative_config, self.speculation.unwrap_or(default)) {
             (Some(config), _) => config.num_speculative_tokens.map_or(adaptive, DraftPolicy::Fixed),
-            (None, SpeculationChoice::Off) if self.draft_model.is_none() => DraftPolicy::Off,
-            (None, SpeculationChoice::Off) => adaptive,
-            (None, SpeculationChoice::Auto | SpeculationChoice::Ngram) => adaptive,
+            (None, SpeculationChoice::Off) => DraftPolicy::Off,
+            (None, SpeculationChoice::Auto | SpeculationChoice::Ngram | SpeculationChoice::DraftModel) => adaptive,
             (None, SpeculationChoice::Fixed(n)) => DraftPolicy::Fixed(n),
         };
         let ngrams = self.speculative_config.as_ref().map_or_else(NgramLimits::default, SpeculativeConfig::ngrams);
@@ -92,14 +124,33 @@ impl SpeculationSettings {
     }
 }
 
+impl SpeculationChoice {
+    /// Returns the choice for two sources, which llama.cpp's `--spec-type` separates by a comma.
+    fn of_both(one: SpeculationChoice, other: SpeculationChoice) -> Result<SpeculationChoice, String> {
+        use SpeculationChoice::{DraftModel, Ngram};
+        match (one, other) {
+            (Ngram, Ngram) => Ok(Ngram),
+            (DraftModel, Ngram | DraftModel) | (Ngram, DraftModel) => Ok(DraftModel),
+            _ => Err(format!("{one} and {other} cannot be given together")),
+        }
+    }
+}
+
 impl FromStr for SpeculationChoice {
     type Err = String;
 
     fn from_str(word: &str) -> Result<SpeculationChoice, String> {
+        if let Some((first, rest)) = word.split_once(',') {
+            return SpeculationChoice::of_both(first.parse()?, rest.parse()?);
+        }
         match word {
-            "off" => Ok(SpeculationChoice::Off),
+            "off" | "none" => Ok(SpeculationChoice::Off),
             "auto" => Ok(SpeculationChoice::Auto),
-            "ngram" => Ok(SpeculationChoice::Ngram),
+            "ngram" | "ngram-simple" | "ngram-map-k" | "ngram-map-k4v" | "ngram-mod" | "ngram-cache" => {
+                Ok(SpeculationChoice::Ngram)
+            }
+            "draft-simple" => Ok(SpeculationChoice::DraftModel),
+            "draft-eagle3" | "draft-mtp" | "draft-dflash" | "draft-dspark" => Err(format!("{word} is not supported")),
             number => match number.parse() {
                 Ok(0) => Ok(SpeculationChoice::Off),
                 Ok(n) if u32::from(n) <= types::DRAFT_ROWS_MAX => Ok(SpeculationChoice::Fixed(n)),
@@ -115,6 +166,7 @@ impl fmt::Display for SpeculationChoice {
             SpeculationChoice::Off => to.write_str("off"),
             SpeculationChoice::Auto => to.write_str("auto"),
             SpeculationChoice::Ngram => to.write_str("ngram"),
+            SpeculationChoice::DraftModel => to.write_str("draft-simple"),
             SpeculationChoice::Fixed(n) => n.fmt(to),
         }
     }
@@ -204,12 +256,19 @@ impl FromStr for SpeculativeConfig {
 mod tests {
     use super::*;
 
+    const NOTHING: SpeculationSettings = SpeculationSettings {
+        speculation: None,
+        draft_max: None,
+        speculative_config: None,
+        draft_model: None,
+        draft_kv_memory: None,
+    };
+
     fn settings(speculation: &str, config: Option<&str>) -> anyhow::Result<Speculation> {
         let config = config.map(|json| json.parse().map_err(anyhow::Error::msg)).transpose()?;
-        let speculation = speculation.parse().map_err(anyhow::Error::msg)?;
-        let settings =
-            SpeculationSettings { speculation, speculative_config: config, draft_model: None, draft_kv_memory: None };
-        settings.check().map(|()| settings.speculation())
+        let speculation = Some(speculation.parse().map_err(anyhow::Error::msg)?);
+        let settings = SpeculationSettings { speculation, speculative_config: config, ..NOTHING };
+        settings.check().map(|()| settings.speculation(Grid::SOLO, DeviceClass::Cpu))
     }
 
     #[test]
@@ -226,6 +285,33 @@ mod tests {
         for word in ["off", "auto", "ngram", "7"] {
             assert_eq!(word.parse::<SpeculationChoice>().unwrap().to_string(), word);
         }
+    }
+
+    const PAIR: Grid = Grid { pp: 2, tp: 1 };
+
+    #[test]
+    fn one_cpu_stage_drafts_by_default() {
+        let is_off = |grid, class| NOTHING.speculation(grid, class).drafting == DraftPolicy::Off;
+        assert!(!is_off(Grid::SOLO, DeviceClass::Cpu));
+        assert!(is_off(PAIR, DeviceClass::Cpu) && is_off(Grid::SOLO, DeviceClass::Cuda));
+    }
+
+    #[test]
+    fn llama_cpps_words_are_understood() {
+        let choice = |word: &str| word.parse::<SpeculationChoice>();
+        assert_eq!(choice("none"), Ok(SpeculationChoice::Off));
+        assert_eq!(choice("ngram-mod,ngram-simple"), Ok(SpeculationChoice::Ngram));
+        assert_eq!(choice("ngram-mod,draft-simple"), Ok(SpeculationChoice::DraftModel));
+        assert!(choice("draft-eagle3,ngram-mod").unwrap_err().contains("draft-eagle3 is not supported"));
+        assert!(choice("none,ngram-mod").unwrap_err().contains("cannot be given together"));
+        let alone = settings("draft-simple", None).unwrap_err().to_string();
+        assert!(alone.contains("needs a draft model"), "{alone}");
+        let limited = |speculation, draft_max| SpeculationSettings { speculation, draft_max, ..NOTHING };
+        let drafting = |settings: SpeculationSettings| settings.speculation(PAIR, DeviceClass::Cpu).drafting;
+        assert_eq!(drafting(limited(None, Some(16))).max(), 16);
+        assert_eq!(drafting(limited(Some(SpeculationChoice::Auto), Some(0))), DraftPolicy::Off);
+        let fixed = limited(Some(SpeculationChoice::Fixed(4)), Some(2)).check().unwrap_err().to_string();
+        assert!(fixed.contains("limits `--speculation auto`, and --speculation is 4"), "{fixed}");
     }
 
     #[test]
@@ -258,21 +344,23 @@ mod tests {
     #[test]
     fn a_draft_model_is_named_in_either_way_and_switches_guessing_on() {
         let named = SpeculationSettings {
-            speculation: SpeculationChoice::Off,
-            speculative_config: None,
             draft_model: Some("small".into()),
             draft_kv_memory: Some(ByteSize(1 << 20)),
+            ..NOTHING
         };
         named.check().unwrap();
-        assert!(matches!(named.speculation().drafting, DraftPolicy::Adaptive { .. }));
+        let drafting = |settings: &SpeculationSettings| settings.speculation(PAIR, DeviceClass::Cpu).drafting;
+        assert!(matches!(drafting(&named), DraftPolicy::Adaptive { .. }));
+        let off = SpeculationSettings { speculation: Some(SpeculationChoice::Off), ..named.clone() };
+        assert_eq!(drafting(&off), DraftPolicy::Off);
         assert_eq!((named.draft(), named.is_draft_alone()), (Some("small"), false));
-        let fixed = SpeculationSettings { speculation: SpeculationChoice::Fixed(4), ..named.clone() };
-        assert_eq!(fixed.speculation().drafting, DraftPolicy::Fixed(4));
+        let fixed = SpeculationSettings { speculation: Some(SpeculationChoice::Fixed(4)), ..named.clone() };
+        assert_eq!(drafting(&fixed), DraftPolicy::Fixed(4));
         let json = r#"{"model":"small","num_speculative_tokens":3}"#;
         let mut config =
             SpeculationSettings { speculative_config: Some(json.parse().unwrap()), draft_model: None, ..named.clone() };
         config.check().unwrap();
-        assert_eq!((config.speculation().drafting, config.is_draft_alone()), (DraftPolicy::Fixed(3), true));
+        assert_eq!((drafting(&config), config.is_draft_alone()), (DraftPolicy::Fixed(3), true));
         config.set_draft_path("/models/small".into());
         assert_eq!(config.draft(), Some("/models/small"));
         let unused = SpeculationSettings { draft_model: None, ..named };

@@ -875,7 +875,7 @@ IN_EXTRA_ARGS = {
                         "host", "port", "route", "api-key",
                         # With a token it is on between roles wherever an address is not loopback.
                         "tls"},
-    "coordinator": COMMON | {"tls", "state-cache", "speculative-config", "draft-model", "draft-kv-memory",
+    "coordinator": COMMON | {"tls", "state-cache", "speculative-config", "draft-model", "draft-max", "draft-kv-memory",
                              "step-millis", "replan-seconds", "regrow-seconds", "takeover-seconds",
                              "load-seconds",
                              # The chart has kvMemory.

@@ -202,6 +202,15 @@ const TABLE: &[(&str, &str)] = &[
          off{}",
     ),
     (
+        "serve $MODEL --draft-min 2",
+        "error: --draft-min is not supported: --speculation auto drafts as many tokens as make an answer faster; \
+         --draft-max limits them{}",
+    ),
+    (
+        "serve $MODEL --speculation 4 --draft-max 2",
+        "lockstep: --draft-max 2 limits `--speculation auto`, and --speculation is 4",
+    ),
+    (
         "serve $MODEL --gpu-memory-utilization 90",
         "error: {}90 is out of range: give a part of the memory from 0.001 to 1{}",
     ),
