@@ -2,7 +2,7 @@
 
 use crate::placement::{Blueprint, ModelShape, PlacementPolicy};
 use proto::cluster as wire;
-use scheduler::{DraftPolicy, StepPace};
+use scheduler::{DraftPolicy, RowCost, StepPace};
 use std::path::PathBuf;
 use std::time::Duration;
 use types::{DeviceKind, Epoch, Grid, NgramLimits, Numerics, NumericsMode, PolicyDigest};
@@ -109,9 +109,11 @@ impl Limits {
             path: draft.path.to_string_lossy().into_owned(),
             kv_bytes: draft.kv_bytes,
             cost: match drafting {
-                DraftPolicy::Adaptive { row, .. } => {
-                    Some(wire::DraftCost { row_permille: row.permille(), pass_permille: draft.pass_permille })
-                }
+                DraftPolicy::Adaptive { row, .. } => Some(wire::DraftCost {
+                    row_permille: row.permille(),
+                    pass_permille: draft.pass_permille,
+                    is_learned: matches!(row, RowCost::Learned(_)),
+                }),
                 DraftPolicy::Off | DraftPolicy::Fixed(_) => None,
             },
         };

@@ -7,6 +7,10 @@ use core::ops::Range;
 /// The most blocks that one pool may have; no pool counts more.
 pub const BLOCKS_MAX: u32 = 1 << 24;
 
+/// The most pages that a draft model keeps of a sequence in each group of states: the one that the next known token
+/// reads, and those of a step's guesses.
+pub const DRAFT_STATES_MAX: u32 = 1 + DRAFT_ROWS_MAX.div_ceil(BLOCK_TOKENS);
+
 /// Layers that share block tables. A model declares its groups; a step carries one run of blocks per group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CacheGroup {

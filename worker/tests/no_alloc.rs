@@ -82,7 +82,7 @@ fn steady_steps_with_drafts_allocate_nothing() {
     let rhyme = grammar::compile(&rhyme, &GrammarLimits::default()).unwrap();
     with_drafts(ngrams.clone(), Some(rhyme), n_allocations_here);
     let path = common::assignment("llama-f16-sharded").model_path;
-    let draft_model = Some(DraftModelConfig { path, kv_bytes: 1 << 20, cost: None });
+    let draft_model = Some(DraftModelConfig { path, kv_bytes: 1 << 20, cost: None, learns_cost: false });
     with_drafts(GuessConfig { source: GuessSource::Off, draft_model, ..ngrams }, None, n_allocations);
 }
 

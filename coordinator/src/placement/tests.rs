@@ -120,8 +120,6 @@ fn a_draft_model_is_counted_on_the_rank_that_samples_alone() {
     let block_bytes = 6 * HEADS.page_bytes(KvDtype::F16);
     assert_eq!(needs(None).unwrap().kv_bytes, (8 * 512 * block_bytes).min(256 << 20));
     assert!(needs(Some(block_bytes - 1)).unwrap_err().to_string().contains("smaller than one block"));
-    let recurrent = DraftModelCost::of(&hybrid(), &smol(), &policy(1, 1), DeviceClass::Cpu, None);
-    assert!(recurrent.unwrap_err().to_string().contains("cannot be rewound"));
     let with = ModelShape { draft: some.bytes(), ..smol() };
     for (tp, pp) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
         let weights = |shape: &ModelShape| {
@@ -135,6 +133,16 @@ fn a_draft_model_is_counted_on_the_rank_that_samples_alone() {
         let sampler = usize::from(tp * (pp - 1));
         assert!((0..more.len()).all(|rank| more[rank] == if rank == sampler { some.bytes() } else { 0 }), "{more:?}");
     }
+}
+
+/// Three pages of states for each of eight sequences, beside what attention reads.
+#[test]
+fn a_draft_model_s_states_are_counted_beside_its_keys_and_values() {
+    let needs = |memory| DraftModelCost::of(&hybrid(), &smol(), &policy(1, 1), DeviceClass::Cpu, memory);
+    let (block_bytes, state_bytes) = (7 * HEADS.page_bytes(KvDtype::F16), 3 * 21 * 4 * 8 * (4096 + 16 * 256));
+    assert_eq!(needs(None).unwrap().kv_bytes, (256 << 20) + 8 * state_bytes);
+    assert_eq!(needs(Some(block_bytes + state_bytes)).unwrap().kv_bytes, block_bytes + state_bytes);
+    assert!(needs(Some(block_bytes + state_bytes - 1)).unwrap_err().to_string().contains("a sequence's states"));
 }
 
 fn local() -> ModelShape {

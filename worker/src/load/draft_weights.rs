@@ -54,7 +54,9 @@ impl<D: Device> DraftWeights<D> {
         let failed = |source: model::Error| LoadError::Model { path: of.path.clone(), source: source.into() };
         let checkpoint = Checkpoint::open(&of.path).map_err(|error| failed(error.into()))?;
         let spec = checkpoint.spec().clone();
-        check(&spec, n_vocab)?;
+        if spec.vocab != n_vocab {
+            return Err(Unsupported("a draft model whose vocabulary differs from the model's").into());
+        }
         let part = Layout::solo(spec.n_layers).part(Rank(0));
         let context = of.context.min(spec.context);
         let limits = PassLimits { rows_max: of.rows_max as usize, outputs_max: of.n_outputs_max(), context };
@@ -72,14 +74,4 @@ impl<D: Device> DraftWeights<D> {
     pub fn context(&self) -> u32 {
         self.of.context.min(self.spec.context)
     }
-}
-
-fn check(spec: &ModelSpec, n_vocab: u32) -> Result<(), Unsupported> {
-    if spec.vocab != n_vocab {
-        return Err(Unsupported("a draft model whose vocabulary differs from the model's"));
-    }
-    if spec.cache_groups().groups().iter().any(|group| group.is_state()) {
-        return Err(Unsupported("a draft model with recurrent layers: their states cannot be rewound"));
-    }
-    Ok(())
 }

@@ -8,6 +8,7 @@ use crate::load::scrub::{HashedPart, Scrubber};
 use crate::load::vocabulary::LazyVocabulary;
 use crate::load::weight_cache::{LoadedPart, PartInUse, PartKey, WeightCache};
 use crate::runner::draft_model::{DraftLimits, DraftModelRunner};
+use crate::runner::guesses::LearnedDraftCost;
 use crate::runner::kv_commit::KvPoolMemory;
 use crate::runner::sequences::SequenceLimits;
 use backend::{Device, KvSpec};
@@ -83,8 +84,10 @@ fn draft_weights<D: Device>(
 }
 
 fn draft_runner<D: Device>(draft: &DraftWeights<D>, assignment: &Assignment) -> Result<DraftModelRunner<D>, LoadError> {
+    let config = assignment.guesses.draft_model.as_ref();
     let limits = DraftLimits {
-        kv_bytes: assignment.guesses.draft_model.as_ref().map_or(0, |config| config.kv_bytes),
+        kv_bytes: config.map_or(0, |config| config.kv_bytes),
+        cost: config.and_then(|config| Some(LearnedDraftCost::new(config.cost?, config.learns_cost))),
         kv_dtype: assignment.kv_dtype,
         running_max: assignment.running_max as usize,
         zero_kv: assignment.zero_kv,

@@ -346,6 +346,7 @@ fn guesses(guesses: Guesses) -> GuessConfig {
     let draft_model = guesses.draft_model.map(|draft| DraftModelConfig {
         path: draft.path.into(),
         kv_bytes: draft.kv_bytes,
+        learns_cost: draft.cost.is_some_and(|cost| cost.is_learned),
         cost: draft.cost.map(|cost| DraftCost { row_permille: cost.row_permille, pass_permille: cost.pass_permille }),
     });
     GuessConfig { source, n_max: or(guesses.n_max, u16::MAX), draft_model }

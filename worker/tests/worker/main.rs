@@ -17,6 +17,7 @@ mod whole;
 
 mod ahead;
 mod cuda;
+mod draft_models;
 mod grammars;
 mod grids;
 mod model_runner;

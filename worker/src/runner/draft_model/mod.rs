@@ -5,17 +5,19 @@
 //! with a log when a guess behind that log is needed, and overwrites guesses that were not drawn.
 
 mod drafted;
+mod states;
 
 use crate::load::draft_weights::DraftWeights;
-use crate::runner::guesses::GuessRequest;
+use crate::runner::guesses::{GuessRequest, LearnedDraftCost};
 use crate::runner::reuse_allocation;
-use backend::{Batch, Device, Draw, DrawError, DrawMask, PassSlice};
+use backend::{Batch, Device, Draw, DrawError, DrawMask, KvSpec, PassSlice};
 use collective::Ranks;
-use drafted::{DraftSequence, FreeDraftBlocks};
+use drafted::{DraftRoom, DraftSequence, FreeDraftBlocks};
 use model::KvCache;
 use std::collections::HashMap;
+use std::time::Instant;
 use types::cache::blocks_for;
-use types::{BLOCKS_MAX, DRAFT_ROWS_MAX, Goal, KvDtype, Layout, Rank, RequestId, Step, Token, TokenOut, Want};
+use types::{CacheGroup, DRAFT_ROWS_MAX, Goal, KvDtype, Layout, Rank, RequestId, Step, Token, TokenOut, Want};
 
 /// The limits of what it can hold.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +27,8 @@ pub(super) struct DraftLimits {
     pub running_max: usize,
     /// Whether freed blocks are cleared.
     pub zero_kv: bool,
+    /// None where the number of guesses does not depend on their cost.
+    pub cost: Option<LearnedDraftCost>,
 }
 
 pub(super) struct DraftModelRunner<D: Device + 'static> {
@@ -37,6 +41,7 @@ pub(super) struct DraftModelRunner<D: Device + 'static> {
     spare: Vec<DraftSequence>,
     free: FreeDraftBlocks,
     pub requests: Vec<GuessRequest>,
+    pub cost: Option<LearnedDraftCost>,
     turns: Vec<DraftTurn>,
     /// The turns whose rows draw in the present pass.
     drawing: Vec<usize>,
@@ -66,30 +71,36 @@ impl<D: Device + 'static> DraftModelRunner<D> {
         let DraftLimits { running_max, .. } = limits;
         let (context, (rows_max, outputs_max)) = (weights.context(), weights.rows_max());
         let part = Layout::solo(spec.n_layers).part(Rank(0));
-        let n_groups = spec.cache_groups().groups().len();
-        let specs = |n: u32| model::kv_specs(spec, &part, device.class(), limits.kv_dtype, &vec![n; n_groups]);
-        let block_bytes: u64 = specs(1).iter().map(|spec| spec.block_bytes()).sum();
-        let of_sequences = running_max as u64 * u64::from(blocks_for(context));
-        let n_blocks = (limits.kv_bytes / block_bytes.max(1)).min(of_sequences).clamp(1, BLOCKS_MAX.into()) as u32;
+        let are_states: Vec<bool> = spec.cache_groups().groups().iter().map(CacheGroup::is_state).collect();
+        let specs = |n_blocks: &[u32]| model::kv_specs(spec, &part, device.class(), limits.kv_dtype, n_blocks);
+        let each = specs(&vec![1; are_states.len()]);
+        let bytes = |is_state| -> u64 {
+            let of_kind = each.iter().filter(|spec| spec.layout.is_state() == is_state);
+            of_kind.map(KvSpec::block_bytes).sum()
+        };
+        let sizes = [bytes(false), bytes(true)];
+        let room = DraftRoom::divide(limits.kv_bytes, sizes, running_max as u32, blocks_for(context));
+        let n_blocks: Vec<u32> = are_states.iter().map(|is_state| room.of_group(*is_state)).collect();
         let mut batch = Batch::default();
         batch.tokens.reserve(rows_max);
         batch.positions.reserve(rows_max);
         batch.slices.reserve(running_max);
         batch.outputs.reserve(outputs_max);
-        batch.tables.resize_with(n_groups, Default::default);
+        batch.tables.resize_with(are_states.len(), Default::default);
         for table in &mut batch.tables {
             table.blocks.reserve(running_max * blocks_for(context) as usize);
             table.bounds.reserve(running_max + 1);
         }
         Ok(DraftModelRunner {
             ranks: Ranks::solo(spec.n_layers),
-            kv: KvCache::new(device, &specs(n_blocks))?,
+            kv: KvCache::new(device, &specs(&n_blocks))?,
             context: context as usize,
             rows_max,
             held: HashMap::with_capacity(running_max),
             spare: Vec::with_capacity(running_max),
-            free: FreeDraftBlocks::new(n_blocks, limits.zero_kv.then_some(n_groups)),
+            free: FreeDraftBlocks::new(room, are_states, limits.zero_kv),
             requests: Vec::with_capacity(running_max),
+            cost: limits.cost,
             turns: Vec::with_capacity(running_max),
             drawing: Vec::with_capacity(running_max),
             batch,
@@ -113,14 +124,14 @@ impl<D: Device + 'static> DraftModelRunner<D> {
     /// Forgets all sequences.
     pub fn forget_all(&mut self, device: &D) {
         for (_, mut drafted) in self.held.drain() {
-            self.free.take_back(&mut drafted.table);
+            self.free.take_back(&mut drafted.memory);
         }
         self.clear_freed_blocks(device);
     }
 
     fn forget(&mut self, id: RequestId) {
         if let Some(mut drafted) = self.held.remove(&id) {
-            self.free.take_back(&mut drafted.table);
+            self.free.take_back(&mut drafted.memory);
             self.spare.push(drafted);
         }
     }
@@ -146,8 +157,12 @@ impl<D: Device + 'static> DraftModelRunner<D> {
             self.turns.push(DraftTurn { id, n_max, n_log: log.len(), n_rows: 0, is_over: n_max == 0 });
         }
         while self.lay_out() {
+            let (begun, n_rows) = (Instant::now(), self.batch.n_rows());
             self.run_pass(weights)?;
             self.take_drawn();
+            if let Some(cost) = &mut self.cost {
+                cost.note_pass(n_rows, begun.elapsed());
+            }
         }
         Ok(())
     }
@@ -187,25 +202,24 @@ impl<D: Device + 'static> DraftModelRunner<D> {
         let (n_lacking, first) = (drafted.n_lacking(), batch.n_rows());
         let n_rows = n_lacking.min(self.rows_max - first);
         let range = drafted.n_computed..drafted.n_computed + n_rows;
-        if n_rows < n_lacking || !self.free.fill(&mut drafted.table, range.end) {
+        let slice = range.start as u32..range.end as u32;
+        turn.is_over = n_rows < n_lacking;
+        // The log only grows, so no later slice begins before the log's last token.
+        if n_rows == 0 || !self.free.fill(&mut drafted.memory, &slice, turn.n_log as u32 - 1) {
             turn.is_over = true;
-        }
-        if n_rows == 0 || drafted.table.len() < blocks_for(range.end as u32) as usize {
             return;
         }
         turn.n_rows = n_rows;
-        batch.tokens.extend_from_slice(&drafted.tokens[range.clone()]);
-        let (start, rows) = (range.start as u32, first as u32..(first + n_rows) as u32);
-        batch.positions.extend(start..range.end as u32);
+        batch.tokens.extend_from_slice(&drafted.tokens[range]);
+        let rows = first as u32..(first + n_rows) as u32;
+        batch.positions.extend(slice.clone());
         if !turn.is_over {
             batch.outputs.push(rows.end - 1);
             self.drawing.push(i);
         }
-        batch.slices.push(PassSlice::new(rows, start, if turn.is_over { Want::Nothing } else { Want::Last }));
-        for table in &mut batch.tables {
-            table.blocks.extend_from_slice(&drafted.table);
-            table.bounds.push(table.blocks.len() as u32);
-        }
+        let want = if turn.is_over { Want::Nothing } else { Want::Last };
+        drafted.memory.lay_out(slice.end, self.free.are_states(), &mut batch.tables);
+        batch.slices.push(PassSlice { rows, range: slice, want });
     }
 
     fn run_pass(&mut self, weights: &mut DraftWeights<D>) -> model::Result<()> {
@@ -248,3 +262,6 @@ impl<D: Device + 'static> DraftModelRunner<D> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,9 +4,11 @@
 mod expected;
 mod ngrams;
 mod recent;
+mod times;
 mod worth;
 
 pub(super) use recent::RecentAnswers;
+pub use times::LearnedDraftCost;
 pub use worth::DraftCost;
 
 use expected::ExpectedTokens;
@@ -37,6 +39,8 @@ pub struct DraftModelConfig {
     pub kv_bytes: u64,
     /// The costs from which the number of guesses follows. None: always as many guesses as allowed.
     pub cost: Option<DraftCost>,
+    /// Whether the costs give way to measured ones.
+    pub learns_cost: bool,
 }
 
 /// The origin of the guesses behind a log.

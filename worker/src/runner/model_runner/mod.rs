@@ -260,6 +260,9 @@ impl<D: Device + 'static> ModelRunner<D> {
             self.begin_next(step, drawing, upcoming)?;
         }
         self.complete_draws(step, pass)?;
+        if let Some(cost) = self.draft_model.as_mut().and_then(|draft_model| draft_model.cost.as_mut()) {
+            cost.note_step(self.batch.n_rows(), begun.elapsed());
+        }
         self.count();
         self.finish(step, done)?;
         done.micros = u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX);
@@ -284,7 +287,7 @@ impl<D: Device + 'static> ModelRunner<D> {
     fn guess_by_model(&mut self, step: &Step, done: &StepDone) -> model::Result<()> {
         let ModelRunner { draft_model, sequences, lent, .. } = self;
         let (Some(draft_model), Some(weights)) = (draft_model, &mut lent.get_mut().draft) else { return Ok(()) };
-        sequences.collect_guess_requests(step, &done.slices, &mut draft_model.requests);
+        sequences.collect_guess_requests(step, &done.slices, draft_model.cost.as_ref(), &mut draft_model.requests);
         draft_model.guess(weights, |id| sequences.log(id))?;
         for (id, guessed) in draft_model.guesses() {
             sequences.set_model_guesses(id, guessed);

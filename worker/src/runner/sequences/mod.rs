@@ -5,7 +5,7 @@
 //! therefore grows by position: a rank without the token writes `UNKNOWN` there, and so do all ranks if no token could
 //! be drawn.
 
-use crate::runner::guesses::{GuessRequest, GuessSource, Guesser, RecentAnswers};
+use crate::runner::guesses::{GuessRequest, GuessSource, Guesser, LearnedDraftCost, RecentAnswers};
 use crate::runner::masks::{GrammarMasks, MaskStatus};
 use backend::{Batch, Draw, DrawError, DrawMask, Pass, ScoreRequest};
 use freed_blocks::FreedBlocks;
@@ -364,11 +364,17 @@ impl RankSequences {
     }
 
     /// Collects the sequences of a settled step for which a draft model should guess.
-    pub fn collect_guess_requests(&mut self, step: &Step, done: &[SliceDone], requests: &mut Vec<GuessRequest>) {
+    pub fn collect_guess_requests(
+        &mut self,
+        step: &Step,
+        done: &[SliceDone],
+        cost: Option<&LearnedDraftCost>,
+        requests: &mut Vec<GuessRequest>,
+    ) {
         requests.clear();
         let n_draws = n_draws(step);
         let n_max = self.limits.guesses.n_max_among(n_draws);
-        let cost = self.limits.guesses.draft_model.as_ref().and_then(|draft| draft.cost);
+        let cost = cost.map(|cost| cost.of(n_draws));
         for i in &self.drew {
             let (id, done) = (step.slices[*i].id, &done[*i]);
             let drew = !done.tokens.is_empty() && done.failed.is_none();
