@@ -195,8 +195,8 @@ async fn a_draft_model_changes_no_bit() {
 }
 
 /// Requests without a grammar, one after another, so that counts are the same in every run.
-async fn counts_of(draft: DraftModel, n_drafts: u16) -> (Seen, Vec<usize>) {
-    let model = reference_folder(MODEL);
+async fn counts_of(model: &str, draft: DraftModel, n_drafts: u16) -> (Seen, Vec<usize>) {
+    let model = reference_folder(model);
     let mut requests = tiny_requests(&model);
     requests.retain(|request| request.grammar.is_none() && request.goal == Goal::Generate);
     requests.truncate(24);
@@ -216,7 +216,7 @@ async fn counts_of(draft: DraftModel, n_drafts: u16) -> (Seen, Vec<usize>) {
 /// filter.
 #[tokio::test]
 async fn a_target_that_is_its_own_draft_accepts_every_draft() {
-    let (seen, lengths) = counts_of(draft_model(MODEL), 4).await;
+    let (seen, lengths) = counts_of(MODEL, draft_model(MODEL), 4).await;
     assert_eq!(seen.drafts_rejected, 0, "{seen:?}");
     let n_more: usize = lengths.iter().map(|n| n - 1).sum();
     // The prompt's step draws one token, and each later step five, except the last.
@@ -227,11 +227,20 @@ async fn a_target_that_is_its_own_draft_accepts_every_draft() {
     assert!((n_needed..=n_needed + 2 * lengths.len()).contains(&n_steps), "{n_needed} steps are needed: {seen:?}");
 }
 
+/// Mamba-2 in turn with attention and beside it, gated delta nets, and convolutions.
+#[tokio::test]
+async fn a_recurrent_target_that_is_its_own_draft_accepts_every_draft() {
+    for name in ["bamba", "falcon-h1", "qwen3.5", "olmo-hybrid", "lfm2"] {
+        let (seen, _) = counts_of(name, draft_model(name), 4).await;
+        assert!(seen.drafts_rejected == 0 && seen.drafts_accepted > 100, "{name}: {seen:?}");
+    }
+}
+
 /// A cache that is not rewound, or the noise of another position, changes no token. It only changes how many drafts are
 /// accepted.
 #[tokio::test]
 async fn as_many_drafts_of_another_model_hold_as_always() {
-    let (seen, _) = counts_of(rounded(), 4).await;
+    let (seen, _) = counts_of(MODEL, rounded(), 4).await;
     assert_eq!((seen.drafts_accepted, seen.drafts_rejected), (499, 360), "{seen:?}");
 }
 
