@@ -32,6 +32,15 @@ impl FileStamp {
         self.n_bytes
     }
 
+    /// The stamp without the number of the device, which may change when a machine starts.
+    pub fn key_bytes(&self) -> [u8; 32] {
+        let (seconds, nanos) = self.modified;
+        let mut bytes = [0; 32];
+        let fields = [self.n_bytes, seconds as u64, nanos as u64, self.place.1];
+        bytes.as_chunks_mut().0.iter_mut().zip(fields).for_each(|(to, field)| *to = field.to_le_bytes());
+        bytes
+    }
+
     /// Returns what has changed since `self`, if anything.
     fn difference(&self, now: &FileStamp) -> Option<String> {
         if self.place != now.place {

@@ -14,6 +14,7 @@ mod limits;
 mod mixer;
 mod mlp;
 mod mlp_pair;
+mod packed;
 mod recurrence;
 mod rope;
 mod spread;
@@ -23,7 +24,8 @@ mod weights;
 pub use error::{Error, Result};
 pub use kv::KvCache;
 pub use limits::PassLimits;
-pub use weights::PackedWeight;
+pub use packed::{PackedImage, PackedKey, PackedMatrices};
+pub use weights::{LoadSource, PackedWeight};
 
 use backend::{AttentionHeads, BatchLimits, Device, KvSpec, Memory, Pass};
 use checkpoint::{Checkpoint, LayerSpec, MixerSpec, ModelSpec, StateHeads};
@@ -39,6 +41,7 @@ use weights::{LoadTotals, WeightLoader};
 pub struct Model<M: Memory> {
     decoder: Decoder<M>,
     weight_bytes: usize,
+    read_bytes: u64,
     runs: Vec<PieceRun>,
     packed: Vec<PackedWeight>,
 }
@@ -46,16 +49,17 @@ pub struct Model<M: Memory> {
 impl<M: Device> Model<M> {
     /// Reads only the weights that `part` holds.
     pub fn load(checkpoint: &Checkpoint, device: &M, part: &RankPart, limits: PassLimits) -> Result<Model<M>> {
-        Model::load_until(checkpoint, device, part, limits, &CancelFlag::default())
+        let source = LoadSource { cancel: &CancelFlag::default(), packed: None };
+        Model::load_from(checkpoint, device, part, limits, source)
     }
 
-    /// Like `load`, but stops before the next tensor when it is cancelled.
-    pub fn load_until(
+    /// Like `load`, but stops before the next tensor when it is cancelled, and takes matrices that are packed already.
+    pub fn load_from(
         checkpoint: &Checkpoint,
         device: &M,
         part: &RankPart,
         limits: PassLimits,
-        cancel: &CancelFlag,
+        source: LoadSource<'_>,
     ) -> Result<Model<M>> {
         let spec = checkpoint.spec();
         let n_groups = spec.cache_groups().groups().len();
@@ -77,16 +81,22 @@ impl<M: Device> Model<M> {
         attention::shapes(spec).iter().try_for_each(|heads| device.check_attention(heads, norms_values))?;
         device.reserve_batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups })?;
         let intake = LoadTotals::default();
-        let all = WeightLoader::new(checkpoint, device, part, &intake, cancel);
+        let all = WeightLoader::new(checkpoint, device, part, &intake, source);
         let decoder = Decoder::load(&all, spec, &spec.form(), limits)?;
         checkpoint.check_unchanged()?;
         let (runs, packed) = (intake.runs.into_inner(), intake.packed.into_inner());
-        Ok(Model { decoder, weight_bytes: intake.n_bytes.get(), runs, packed })
+        let (weight_bytes, read_bytes) = (intake.n_bytes.get(), intake.n_read.get());
+        Ok(Model { decoder, weight_bytes, read_bytes, runs, packed })
     }
 
     /// Bytes that the packed weights occupy.
     pub fn weight_bytes(&self) -> usize {
         self.weight_bytes
+    }
+
+    /// Bytes that were read from the checkpoint: without those of matrices that were packed already.
+    pub fn read_bytes(&self) -> u64 {
+        self.read_bytes
     }
 
     /// The weights as stored in this process's memory: matrices, vectors, tables of positions.

@@ -2,10 +2,12 @@
 //! shapes, not what they are for.
 //!
 //! What was read is freed once it is packed: beside the packed weights there is one stack of matrices in memory at a
-//! time. The device's threads read and hash as they pack, so nothing is packed without a hash.
+//! time. The device's threads read and hash as they pack, so nothing is packed without a hash. A matrix that a file of
+//! packed matrices has is not read from the checkpoint.
 
 use crate::error::{Error, Result};
-use backend::{Memory, PackedBytes, RopeStyle, StoredMatrix};
+use crate::packed::{PackedMatrices, PackedOrigin};
+use backend::{MatrixShape, Memory, PackedBytes, RopeStyle, StoredMatrix};
 use checkpoint::{BandHashes, Checkpoint, Tensor, TensorWindow};
 use collective::CancelFlag;
 use std::cell::{Cell, RefCell};
@@ -40,6 +42,8 @@ pub struct PackedWeight {
 pub struct LoadTotals {
     /// Bytes that all packed matrices occupy.
     pub n_bytes: Cell<usize>,
+    /// Bytes that were read from the checkpoint.
+    pub n_read: Cell<u64>,
     /// Hashes of the bytes that were read.
     pub runs: RefCell<Vec<PieceRun>>,
     pub packed: RefCell<Vec<PackedWeight>>,
@@ -51,8 +55,24 @@ pub struct WeightLoader<'a, M: Memory> {
     device: &'a M,
     part: &'a RankPart,
     intake: &'a LoadTotals,
-    cancel: &'a CancelFlag,
+    source: LoadSource<'a>,
     path: String,
+}
+
+/// Where matrices may come from besides the checkpoint, and when to stop.
+#[derive(Clone, Copy)]
+pub struct LoadSource<'a> {
+    pub cancel: &'a CancelFlag,
+    /// Matrices that were packed by an earlier load of the same part.
+    pub packed: Option<&'a PackedMatrices>,
+}
+
+/// The part of one tensor that goes into a matrix.
+struct MatrixWindow<'a> {
+    path: String,
+    window: TensorWindow<'a>,
+    /// Some of the columns of the window, which has whole blocks.
+    columns: Option<Range<usize>>,
 }
 
 impl<'a, M: Memory> WeightLoader<'a, M> {
@@ -61,9 +81,9 @@ impl<'a, M: Memory> WeightLoader<'a, M> {
         device: &'a M,
         part: &'a RankPart,
         intake: &'a LoadTotals,
-        cancel: &'a CancelFlag,
+        source: LoadSource<'a>,
     ) -> WeightLoader<'a, M> {
-        WeightLoader { checkpoint, device, part, intake, cancel, path: String::new() }
+        WeightLoader { checkpoint, device, part, intake, source, path: String::new() }
     }
 
     pub fn at_path(&self, part: impl std::fmt::Display) -> WeightLoader<'a, M> {
@@ -128,48 +148,87 @@ impl<'a, M: Memory> WeightLoader<'a, M> {
     /// A vector as it is stored, or a small matrix that meets no input.
     pub fn numbers(&self, name: &str, shape: [usize; 2]) -> Result<Vec<f32>> {
         let (path, tensor) = self.tensor(name, shape)?;
-        let read = self.read(&path, TensorWindow::whole(tensor, self.checkpoint.pieces(&path)?))?;
+        let (read, runs) = self.read(&path, TensorWindow::whole(tensor, self.checkpoint.pieces(&path)?))?;
+        self.intake.runs.borrow_mut().extend(runs);
         Ok(tensor.decode_f32(&read.bytes))
     }
 
     /// Rows of `{name}.weight`, matrices of `k` columns that meet the same input, stacked.
     pub fn rows(&self, k: usize, parts: &[MatrixRows<'_>]) -> Result<M::Matrix> {
-        let read = |part: &MatrixRows<'_>| {
+        let window = |part: &MatrixRows<'_>| {
             let (path, tensor) = self.tensor(&format!("{}.weight", part.name), [part.n, k])?;
-            self.read(&path, TensorWindow::of_rows(tensor, self.checkpoint.pieces(&path)?, part.owned.clone()))
+            let window = TensorWindow::of_rows(tensor, self.checkpoint.pieces(&path)?, part.owned.clone());
+            Ok(MatrixWindow { path, window, columns: None })
         };
-        let read = parts.iter().map(read).collect::<Result<Vec<_>>>()?;
-        let stored: Vec<_> = read.iter().map(LoadedWindow::stored).collect();
+        let windows = parts.iter().map(window).collect::<Result<Vec<_>>>()?;
         let names = parts.iter().map(|part| part.name).collect::<Vec<_>>().join("+");
-        Ok(self.count_bytes(&names, self.device.matrix(&stored)?))
+        self.matrix(&names, windows, None)
     }
 
     /// Columns of `{name}.weight`, a matrix of `[n_out, leaves.k()]`, that are the leaves `owned` of its sum.
     pub fn leaves(&self, name: &str, n_out: usize, leaves: &Leaves, owned: Range<u32>) -> Result<M::Matrix> {
         let (path, tensor) = self.tensor(&format!("{name}.weight"), [n_out, leaves.k() as usize])?;
         let elements = leaves.elements(&owned);
-        let column_range = elements.start as usize..elements.end as usize;
-        let pieces = self.checkpoint.pieces(&path)?;
-        let read = self.read(&path, TensorWindow::of_columns(tensor, pieces, column_range.clone()))?;
-        let first = read.window.columns().start;
-        let stored = match column_range.is_empty() {
-            true => read.stored(),
-            // The file was read in whole blocks.
-            false => read.stored().columns(column_range.start - first..column_range.end - first)?,
+        let columns = elements.start as usize..elements.end as usize;
+        let window = TensorWindow::of_columns(tensor, self.checkpoint.pieces(&path)?, columns.clone());
+        self.matrix(name, vec![MatrixWindow { path, window, columns: Some(columns) }], Some((leaves, owned)))
+    }
+
+    /// The matrix of these windows, stacked: as it was packed before, or read and packed.
+    fn matrix(
+        &self,
+        names: &str,
+        windows: Vec<MatrixWindow<'a>>,
+        leaves: Option<(&Leaves, Range<u32>)>,
+    ) -> Result<M::Matrix> {
+        let Some(packed) = self.source.packed else {
+            let (matrix, runs) = self.pack(windows, leaves)?;
+            return Ok(self.note_matrix(names, matrix, runs));
         };
-        Ok(self.count_bytes(name, self.device.matrix_leaves(stored, leaves, owned)?))
+        let parts = windows.iter().map(MatrixWindow::shape).collect::<Result<Vec<_>>>()?;
+        let name = windows.iter().map(MatrixWindow::name).collect::<Vec<_>>().join(" + ");
+        let shape = MatrixShape { parts: &parts, leaves: leaves.clone() };
+        let origin = PackedOrigin::new(name, &shape);
+        if let Some((matrix, runs)) = packed.restore(self.device, &origin, &shape)? {
+            return Ok(self.note_matrix(names, matrix, runs));
+        }
+        let (matrix, runs) = self.pack(windows, leaves)?;
+        packed.gather(self.device, origin, &matrix, runs.clone());
+        Ok(self.note_matrix(names, matrix, runs))
+    }
+
+    /// Reads and packs. Also returns the hashes of what was read.
+    fn pack(
+        &self,
+        windows: Vec<MatrixWindow<'a>>,
+        leaves: Option<(&Leaves, Range<u32>)>,
+    ) -> Result<(M::Matrix, Vec<PieceRun>)> {
+        let (mut read, mut all_runs) = (Vec::with_capacity(windows.len()), Vec::new());
+        for MatrixWindow { path, window, columns } in windows {
+            let (loaded, runs) = self.read(&path, window)?;
+            all_runs.extend(runs);
+            read.push((loaded, columns));
+        }
+        let stored = read.iter().map(|(loaded, columns)| cut(&loaded.window, loaded.stored(), columns.as_ref()));
+        let stored = stored.collect::<Result<Vec<_>>>()?;
+        let matrix = match (leaves, &stored[..]) {
+            (Some((leaves, owned)), [stored]) => self.device.matrix_leaves(*stored, leaves, owned)?,
+            _ => self.device.matrix(&stored)?,
+        };
+        Ok((matrix, all_runs))
     }
 
     /// Reads on all threads of the device.
-    fn read(&self, path: &str, window: TensorWindow<'a>) -> Result<LoadedWindow<'a>> {
+    fn read(&self, path: &str, window: TensorWindow<'a>) -> Result<(LoadedWindow<'a>, Vec<PieceRun>)> {
         let mut bytes = vec![0; window.n_bytes()];
         let bands = self.fill(&window, &mut bytes)?;
         let scales = window.tensor().scales.map(|of| of.bytes.read()).transpose()?;
-        let mut runs = self.intake.runs.borrow_mut();
+        let n_read = bytes.len() + scales.as_ref().map_or(0, Vec::len);
+        self.intake.n_read.set(self.intake.n_read.get() + n_read as u64);
         // A rank that owns nothing of the tensor has read nothing.
-        runs.extend((!bands.is_empty()).then(|| window.combine_hashes(path, &bands)));
-        runs.extend(scales.as_ref().map(|bytes| Checkpoint::hash_scales(path, bytes)));
-        Ok(LoadedWindow { window, bytes, scales })
+        let run = (!bands.is_empty()).then(|| window.combine_hashes(path, &bands));
+        let of_scales = scales.as_ref().map(|bytes| Checkpoint::hash_scales(path, bytes));
+        Ok((LoadedWindow { window, bytes, scales }, run.into_iter().chain(of_scales).collect()))
     }
 
     fn fill(&self, window: &TensorWindow<'a>, bytes: &mut [u8]) -> Result<Vec<BandHashes>> {
@@ -197,7 +256,8 @@ impl<'a, M: Memory> WeightLoader<'a, M> {
         }
     }
 
-    fn count_bytes(&self, name: &str, matrix: M::Matrix) -> M::Matrix {
+    fn note_matrix(&self, name: &str, matrix: M::Matrix, runs: Vec<PieceRun>) -> M::Matrix {
+        self.intake.runs.borrow_mut().extend(runs);
         self.note_packed(&format!("{name}.weight"), self.device.packed_bytes(&matrix));
         self.intake.n_bytes.set(self.intake.n_bytes.get() + self.device.matrix_bytes(&matrix));
         matrix
@@ -211,7 +271,7 @@ impl<'a, M: Memory> WeightLoader<'a, M> {
 
     /// A tensor by its full name.
     fn tensor(&self, name: &str, expected: [usize; 2]) -> Result<(String, Tensor<'a>)> {
-        if self.cancel.is_cancelled() {
+        if self.source.cancel.is_cancelled() {
             return Err(Error::BrokenOff);
         }
         let path = format!("{}{name}", self.path);
@@ -220,6 +280,36 @@ impl<'a, M: Memory> WeightLoader<'a, M> {
             return Err(Error::Shape { tensor: path, shape: tensor.shape, expected });
         }
         Ok((path, tensor))
+    }
+}
+
+impl MatrixWindow<'_> {
+    /// Its place in the packed matrix, without its bytes.
+    fn shape(&self) -> Result<StoredMatrix<'static>> {
+        let (rows, columns) = (self.window.rows().len(), self.window.columns().len());
+        let whole = StoredMatrix::whole(self.window.tensor().dtype, rows, columns, &[]);
+        cut(&self.window, whole, self.columns.as_ref())
+    }
+
+    fn name(&self) -> String {
+        let rows = self.window.rows();
+        match &self.columns {
+            Some(columns) => format!("{} rows {rows:?} columns {columns:?}", self.path),
+            None => format!("{} rows {rows:?}", self.path),
+        }
+    }
+}
+
+/// The requested columns of what a window has: the file is read in whole blocks.
+fn cut<'b>(
+    window: &TensorWindow<'_>,
+    stored: StoredMatrix<'b>,
+    columns: Option<&Range<usize>>,
+) -> Result<StoredMatrix<'b>> {
+    let first = window.columns().start;
+    match columns.filter(|columns| !columns.is_empty()) {
+        Some(columns) => Ok(stored.columns(columns.start - first..columns.end - first)?),
+        None => Ok(stored),
     }
 }
 

@@ -5,7 +5,7 @@ use crate::assignment::{Assignment, LoadError};
 use backend::Device;
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::CancelFlag;
-use model::{Model, PassLimits};
+use model::{LoadSource, Model, PassLimits};
 use std::path::PathBuf;
 use types::{Layout, Rank, Unsupported};
 
@@ -60,7 +60,8 @@ impl<D: Device> DraftWeights<D> {
         let part = Layout::solo(spec.n_layers).part(Rank(0));
         let context = of.context.min(spec.context);
         let limits = PassLimits { rows_max: of.rows_max as usize, outputs_max: of.n_outputs_max(), context };
-        let model = Model::load_until(&checkpoint, &device, &part, limits, cancel).map_err(failed)?;
+        let source = LoadSource { cancel, packed: None };
+        let model = Model::load_from(&checkpoint, &device, &part, limits, source).map_err(failed)?;
         tracing::info!(path = %of.path.display(), bytes = model.weight_bytes(), "loaded a draft model");
         Ok(DraftWeights { device, model, spec, of })
     }

@@ -4,6 +4,7 @@
 pub(crate) mod draft_weights;
 pub mod fetch;
 mod kept_matchers;
+pub mod packed_cache;
 pub(crate) mod reading;
 pub mod scrub;
 pub mod source;

@@ -2,12 +2,13 @@
 //! of steps or of the model's contents.
 
 use crate::assignment::{Assignment, Load, LoadError, LoadedModel, MeshSecret, ReadyReport};
+use crate::load::packed_cache::PackedCache;
 use crate::load::scrub::Scrubber;
 use crate::load::weight_cache::{PartKey, WeightCache};
 use crate::runner::Runner;
 use crate::runner::guesses::{GuessConfig, GuessSource, RecalledLogs};
 use crate::runner::masks::MaskConfig;
-use crate::runner::model_part::{ModelPart, load_failed, load_part};
+use crate::runner::model_part::{KeptWeights, ModelPart, load_failed, load_part};
 use crate::runner::model_runner::ModelRunner;
 use crate::runner::refused;
 use backend::Device;
@@ -62,6 +63,8 @@ pub struct ModelLoader {
     pub recalled: Option<Arc<RecalledLogs>>,
     /// Checks the weights while they are held.
     pub scrubber: Option<Scrubber>,
+    /// The files of packed weights; None packs at every start. Only for the CPU.
+    pub packed_cache: Option<PackedCache>,
 }
 
 impl ModelLoader {
@@ -85,6 +88,7 @@ impl ModelLoader {
             masks: MaskConfig::default(),
             recalled: None,
             scrubber: None,
+            packed_cache: None,
         }
     }
 
@@ -148,11 +152,14 @@ impl ModelLoader {
             ComputeDevice::Cpu => {
                 let config = self.cpu(assignment.activations);
                 let open = || Cpu::new(config).map_err(load_failed(assignment));
-                Ok(boxed(load_part(open, (&self.weight_cache, self.scrubber.as_ref()), assignment, part, cancel)?))
+                let (scrubber, packed_cache) = (self.scrubber.as_ref(), self.packed_cache.as_ref());
+                let kept = KeptWeights { weight_cache: &self.weight_cache, scrubber, packed_cache };
+                Ok(boxed(load_part(open, kept, assignment, part, cancel)?))
             }
             ComputeDevice::Cuda { ordinal, cache } => {
                 let open = || self.cuda(*ordinal, cache.as_deref(), assignment);
-                Ok(boxed(load_part(open, (&self.weight_cache, None), assignment, part, cancel)?))
+                let kept = KeptWeights { weight_cache: &self.weight_cache, scrubber: None, packed_cache: None };
+                Ok(boxed(load_part(open, kept, assignment, part, cancel)?))
             }
         }
     }
@@ -181,6 +188,10 @@ impl Load for ModelLoader {
     ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let (apart, ready) = self.load_without_peers(assignment, cancel)?;
         Ok((Box::new(apart), ready))
+    }
+
+    fn reject_last_load(&mut self) {
+        self.packed_cache.iter().for_each(PackedCache::forget_last);
     }
 
     fn holds(&self, assignment: &Assignment) -> bool {

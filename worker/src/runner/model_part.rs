@@ -3,6 +3,7 @@
 
 use crate::assignment::{Assignment, LoadError, ReadyReport};
 use crate::load::draft_weights::{DraftSpec, DraftWeights};
+use crate::load::packed_cache::PackedCache;
 use crate::load::reading::{FileStamps, ReloadPlan, WeightsReadRecord};
 use crate::load::scrub::{HashedPart, Scrubber};
 use crate::load::vocabulary::LazyVocabulary;
@@ -14,7 +15,7 @@ use crate::runner::sequences::SequenceLimits;
 use backend::{Device, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::{CancelFlag, ChunkLimits, ExchangeLimits};
-use model::{KvCache, Model, PassLimits};
+use model::{KvCache, LoadSource, Model, PassLimits};
 use std::sync::Arc;
 use std::time::Instant;
 use types::{BLOCKS_MAX, DeviceClass, PolicyDigest, RankPart, Unsupported};
@@ -29,10 +30,18 @@ pub(super) struct ModelPart<D: Device + 'static> {
     pub direct: ExchangeLimits,
 }
 
+/// Weights from earlier loads, in memory and in files, and what checks them.
+#[derive(Clone, Copy)]
+pub(super) struct KeptWeights<'a> {
+    pub weight_cache: &'a WeightCache,
+    pub scrubber: Option<&'a Scrubber>,
+    pub packed_cache: Option<&'a PackedCache>,
+}
+
 /// Loads a rank's part, on any device.
 pub(super) fn load_part<D: Device + 'static>(
     open: impl Fn() -> Result<D, LoadError>,
-    (weight_cache, scrubber): (&WeightCache, Option<&Scrubber>),
+    KeptWeights { weight_cache, scrubber, packed_cache }: KeptWeights<'_>,
     assignment: &Assignment,
     part: &RankPart,
     cancel: &CancelFlag,
@@ -44,8 +53,8 @@ pub(super) fn load_part<D: Device + 'static>(
     let was_kept = matches!(plan, Some((ReloadPlan::Keep { .. }, _)));
     let (mut held, unread) = match plan {
         Some((ReloadPlan::Keep { unread }, kept)) => (kept, unread),
-        Some((ReloadPlan::Read(files), kept)) => reload(kept, files, assignment, part, cancel)?,
-        None => (read(open()?, assignment, part, cancel)?, None),
+        Some((ReloadPlan::Read(files), kept)) => reload(kept, files, (assignment, part), packed_cache, cancel)?,
+        None => (read(open()?, (assignment, part), packed_cache, cancel)?, None),
     };
     held.draft = draft_weights(held.draft.take(), &open, assignment, held.spec.vocab, cancel)?;
     if let Some(scrubber) = scrubber {
@@ -100,8 +109,8 @@ fn draft_runner<D: Device>(draft: &DraftWeights<D>, assignment: &Assignment) -> 
 fn reload<D: Device>(
     mut kept: LoadedPart<D>,
     files: FileStamps,
-    assignment: &Assignment,
-    part: &RankPart,
+    (assignment, part): (&Assignment, &RankPart),
+    packed_cache: Option<&PackedCache>,
     cancel: &CancelFlag,
 ) -> Result<(LoadedPart<D>, Option<String>), LoadError> {
     let why = difference(&kept, assignment, cancel).unwrap_or_else(|error| Some(error.to_string()));
@@ -118,7 +127,9 @@ fn reload<D: Device>(
     }
     let LoadedPart { device, model, hashed, .. } = kept;
     drop((model, hashed));
-    Ok((read(device, assignment, part, cancel)?, None))
+    // An operator may distrust what was made of the files, so that the files themselves are read.
+    packed_cache.iter().for_each(|cache| cache.forget_last());
+    Ok((read(device, (assignment, part), packed_cache, cancel)?, None))
 }
 
 /// Returns why the model on disk differs from the held one. Reads every byte of it.
@@ -139,15 +150,20 @@ fn difference<D: Device>(
 
 fn read<D: Device>(
     device: D,
-    assignment: &Assignment,
-    part: &RankPart,
+    (assignment, part): (&Assignment, &RankPart),
+    packed_cache: Option<&PackedCache>,
     cancel: &CancelFlag,
 ) -> Result<LoadedPart<D>, LoadError> {
     let checkpoint = Checkpoint::open(&assignment.model_path).map_err(load_failed(assignment))?;
     let (limits, _) = sizes(assignment, checkpoint.spec(), part, device.class())?;
     let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
     let limits = PassLimits { rows_max, outputs_max, context: assignment.context };
-    let model = Model::load_until(&checkpoint, &device, part, limits, cancel).map_err(load_failed(assignment))?;
+    let packed = packed_cache.and_then(|cache| cache.open(&checkpoint, part));
+    let source = LoadSource { cancel, packed: packed.as_ref() };
+    let model = Model::load_from(&checkpoint, &device, part, limits, source).map_err(load_failed(assignment))?;
+    if let (Some(cache), Some(packed)) = (packed_cache, packed) {
+        cache.store(packed);
+    }
     let unread = checkpoint.unread_tensors();
     if !unread.is_empty() {
         tracing::debug!(?unread, "the model does not use some tensors of its file: the policy does not cover them");

@@ -21,5 +21,6 @@ mod draft_models;
 mod grammars;
 mod grids;
 mod model_runner;
+mod packed;
 mod session;
 mod windows;

@@ -33,13 +33,14 @@ mod vector;
 pub use experts::Routes;
 pub use isa::Isa;
 pub use kv::{Kv, Rope};
-pub use pack::Matrix;
+pub use pack::{Matrix, PACKING_VERSION};
 pub use vector::Vector;
 
 pub(crate) use isa::{Kernel, dispatch};
 
 use crate::{
-    BlockMemory, Error, KvPages, KvSpec, Memory, PackedBytes, Result, RopeStyle, Routing, StoredMatrix, Weights,
+    BlockMemory, Error, FillPiece, KvPages, KvSpec, MatrixShape, Memory, PackedBytes, Result, RopeStyle, Routing,
+    StoredMatrix, Weights,
 };
 use memory::{HostMemory, SharedPtr};
 use std::ops::Range;
@@ -172,6 +173,15 @@ impl Weights for Cpu {
 
     fn matrix_leaves(&self, stored: StoredMatrix<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
         Matrix::of_leaves(stored, leaves, owned, &self.team)
+    }
+
+    fn matrix_of_packed(
+        &self,
+        shape: &MatrixShape<'_>,
+        n_bytes: usize,
+        fill: &FillPiece<'_>,
+    ) -> Result<Option<Matrix>> {
+        Matrix::of_packed(shape, n_bytes, fill, &self.team)
     }
 
     fn vector(&self, values: &[f32]) -> Result<Vector> {

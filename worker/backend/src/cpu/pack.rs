@@ -22,11 +22,15 @@ use super::memory::{HostMemory, SharedPtr};
 use super::pairs::pack_row;
 use super::quants::{COLUMN_BYTES, Packing, ScaleHeaderForm};
 use super::team::Team;
-use crate::{Error, Result, StoredMatrix};
+use crate::{Error, FillPiece, MatrixShape, PACKED_PIECE_BYTES, Result, StoredMatrix};
 use std::ops::Range;
 use std::sync::Arc;
 use types::leaves::{Fold, aligned_runs};
 use types::{Dtype, GroupedDtype, Leaves};
+
+/// The version of all packed forms, on which no instruction set has an influence. Raise it when the packed bytes of any
+/// type change: files of packed weights are then written anew.
+pub const PACKING_VERSION: u32 = 1;
 
 /// A packed weight matrix, `[n_out, k]`.
 pub struct Matrix {
@@ -79,9 +83,7 @@ pub(crate) const DEPTH_MAX: usize = 12;
 
 impl Matrix {
     pub(crate) fn stack(parts: &[StoredMatrix<'_>], team: &Team) -> Result<Matrix> {
-        let k = parts.first().map_or(0, |part| part.k);
-        let whole = vec![LeafEnd { k_end: k, n_merges: 0, ends_run: true }];
-        Matrix::pack(parts, whole, 1, team)
+        Matrix::pack(parts, whole_sum(parts), 1, team)
     }
 
     pub(crate) fn of_leaves(
@@ -90,21 +92,16 @@ impl Matrix {
         owned: Range<u32>,
         team: &Team,
     ) -> Result<Matrix> {
-        if owned.start > owned.end || owned.end as usize > leaves.len() {
-            return Err(Error::Shape(format!("leaves {owned:?} of {}", leaves.len())));
-        }
-        let (walk, n_runs) = merge_order(leaves, owned)?;
+        let (walk, n_runs) = checked_merge_order(leaves, owned)?;
         Matrix::pack(&[stored], walk, n_runs, team)
     }
 
     fn pack(stored: &[StoredMatrix<'_>], leaves: Vec<LeafEnd>, n_runs: usize, team: &Team) -> Result<Matrix> {
-        let k = leaves.last().map_or(0, |leaf| leaf.k_end);
-        stored.iter().try_for_each(|stored| check(stored, k, &leaves))?;
-        let (parts, n_bytes) = lay_out(stored, k)?;
-        let n_out = parts.iter().map(|part| part.rows).sum();
-        let pages = HostMemory::zeroed("a matrix", n_bytes)?;
-        for (stored, part) in stored.iter().zip(&parts).filter(|_| k > 0) {
-            let place = SharedPtr::new(pages.start());
+        // A rank without leaves holds no columns, and its bytes are not checked.
+        stored.iter().filter(|of| of.rows > 0 && of.k > 0).try_for_each(StoredMatrix::check)?;
+        let matrix = Matrix::zeroed(stored, leaves, n_runs)?;
+        for (stored, part) in stored.iter().zip(&matrix.parts).filter(|_| matrix.k > 0) {
+            let place = SharedPtr::new(matrix.pages.start());
             team.run(part.n_tiles(), &|tiles| {
                 for tile in tiles {
                     // SAFETY: `lay_out` gave every tile its own bytes inside `pages`; one thread has each tile.
@@ -113,12 +110,60 @@ impl Matrix {
                 }
             });
         }
-        Ok(Matrix { k, n_out, parts, leaves, n_runs, pages: Arc::new(pages), n_bytes })
+        Ok(matrix)
+    }
+
+    /// A matrix that was packed before. `fill` gets each of its pieces once. None if its packed form has another
+    /// number of bytes.
+    pub(crate) fn of_packed(
+        shape: &MatrixShape<'_>,
+        n_bytes: usize,
+        fill: &FillPiece<'_>,
+        team: &Team,
+    ) -> Result<Option<Matrix>> {
+        let (walk, n_runs) = match &shape.leaves {
+            Some((leaves, owned)) => checked_merge_order(leaves, owned.clone())?,
+            None => (whole_sum(shape.parts), 1),
+        };
+        let matrix = Matrix::zeroed(shape.parts, walk, n_runs)?;
+        if matrix.n_bytes != n_bytes {
+            return Ok(None);
+        }
+        let place = SharedPtr::new(matrix.pages.start());
+        team.run(n_bytes.div_ceil(PACKED_PIECE_BYTES), &|pieces| {
+            for at in pieces.map(|piece| piece * PACKED_PIECE_BYTES) {
+                // SAFETY: `pages` has `n_bytes`, pieces do not overlap, and one thread has each.
+                fill(at, unsafe { place.part(at, PACKED_PIECE_BYTES.min(n_bytes - at)) });
+            }
+        });
+        Ok(Some(matrix))
+    }
+
+    /// Checks the shapes, and allocates what their packed form needs.
+    fn zeroed(stored: &[StoredMatrix<'_>], leaves: Vec<LeafEnd>, n_runs: usize) -> Result<Matrix> {
+        let k = leaves.last().map_or(0, |leaf| leaf.k_end);
+        stored.iter().try_for_each(|stored| check(stored, k, &leaves))?;
+        let (parts, n_bytes) = lay_out(stored, k)?;
+        let n_out = parts.iter().map(|part| part.rows).sum();
+        let pages = Arc::new(HostMemory::zeroed("a matrix", n_bytes)?);
+        Ok(Matrix { k, n_out, parts, leaves, n_runs, pages, n_bytes })
     }
 
     pub(crate) fn n_tiles(&self) -> usize {
         self.parts.last().map_or(0, |part| part.first_tile + part.n_tiles())
     }
+}
+
+/// One leaf: a sum that no rank shares.
+fn whole_sum(parts: &[StoredMatrix<'_>]) -> Vec<LeafEnd> {
+    vec![LeafEnd { k_end: parts.first().map_or(0, |part| part.k), n_merges: 0, ends_run: true }]
+}
+
+fn checked_merge_order(leaves: &Leaves, owned: Range<u32>) -> Result<(Vec<LeafEnd>, usize)> {
+    if owned.start > owned.end || owned.end as usize > leaves.len() {
+        return Err(Error::Shape(format!("leaves {owned:?} of {}", leaves.len())));
+    }
+    merge_order(leaves, owned)
 }
 
 /// The order of pushes and merges over the leaves of `owned`, and the number of runs that it ends.
@@ -148,6 +193,7 @@ fn merge_order(leaves: &Leaves, owned: Range<u32>) -> Result<(Vec<LeafEnd>, usiz
     Ok((walk, runs.len()))
 }
 
+/// Checks a shape. The packed form depends on nothing else; `StoredMatrix::check` looks at the bytes.
 fn check(stored: &StoredMatrix<'_>, k: usize, leaves: &[LeafEnd]) -> Result<()> {
     let (rows, dtype) = (stored.rows, stored.dtype);
     let unit = dtype.unit();
@@ -161,8 +207,7 @@ fn check(stored: &StoredMatrix<'_>, k: usize, leaves: &[LeafEnd]) -> Result<()> 
     if rows > 1 && stored.row_stride < row_bytes {
         return Err(Error::Shape(format!("rows of {row_bytes} bytes every {} bytes", stored.row_stride)));
     }
-    // A rank without leaves holds no columns, and its bytes are not checked.
-    if rows > 0 && k > 0 { stored.check() } else { Ok(()) }
+    Ok(())
 }
 
 fn lay_out(stored: &[StoredMatrix<'_>], k: usize) -> Result<(Vec<MatrixPart>, usize)> {

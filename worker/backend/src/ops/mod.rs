@@ -23,7 +23,7 @@ pub use recurrence::{
     ConvolutionCall, ConvolvedChannels, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule,
 };
 pub use sample::{Draw, DrawError, DrawMask, DrawsInFlight, Sample, ScoreRequest};
-pub use weights::{PackedBytes, RopeStyle, Weights};
+pub use weights::{FillPiece, MatrixShape, PACKED_PIECE_BYTES, PackedBytes, RopeStyle, Weights};
 
 use crate::{Pass, Result};
 

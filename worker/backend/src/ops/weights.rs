@@ -23,6 +23,20 @@ impl PackedBytes {
     }
 }
 
+/// The bytes of a piece of a packed matrix. Threads fill and hash packed bytes piece by piece; the last one is shorter.
+pub const PACKED_PIECE_BYTES: usize = 128 << 10;
+
+/// Fills the piece of a packed matrix that begins at an offset. Several threads call it.
+pub type FillPiece<'a> = dyn Fn(usize, &mut [u8]) + Sync + 'a;
+
+/// Everything on which the layout of a packed matrix depends.
+pub struct MatrixShape<'a> {
+    /// The stacked matrices; their bytes and scales are not used.
+    pub parts: &'a [StoredMatrix<'a>],
+    /// The leaves of a row-parallel matrix, and which of them it has.
+    pub leaves: Option<(&'a Leaves, Range<u32>)>,
+}
+
 /// Packs weights, and the tables that are made with them. They are allocated at load.
 pub trait Weights {
     /// A weight matrix, packed for this device: `[n_out, k]`.
@@ -37,6 +51,17 @@ pub trait Weights {
     /// A row-parallel matrix: `stored` holds the columns `leaves.elements(&owned)` of the whole, and the product is
     /// kept as the sums of the largest aligned runs of leaves in `owned`.
     fn matrix_leaves(&self, stored: StoredMatrix<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Self::Matrix>;
+    /// A matrix whose packed bytes are known: `fill` writes those that `packed_bytes` returned for a matrix of this
+    /// shape, all of its `n_bytes`. None if this device packs such a matrix into another number of bytes, or keeps
+    /// packed weights in memory of its own.
+    fn matrix_of_packed(
+        &self,
+        _shape: &MatrixShape<'_>,
+        _n_bytes: usize,
+        _fill: &FillPiece<'_>,
+    ) -> Result<Option<Self::Matrix>> {
+        Ok(None)
+    }
     fn vector(&self, values: &[f32]) -> Result<Self::Vector>;
     /// `cos` and `sin`: `[context, head_dim / 2]`, made once by portable arithmetic.
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Self::Rope>;

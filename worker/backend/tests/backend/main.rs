@@ -13,6 +13,7 @@ mod cuda;
 mod emulator;
 mod experts;
 mod linear;
+mod packing;
 mod pointwise;
 mod quants;
 mod recurrence;

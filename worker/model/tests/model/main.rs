@@ -8,5 +8,6 @@ mod whole;
 
 mod cuda;
 mod folders;
+mod packed;
 mod pieces;
 mod reference;

@@ -5,8 +5,8 @@ use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
 use backend::{Batch, Device, PassSlice, PassStats};
 use checkpoint::Checkpoint;
-use collective::Ranks;
-use model::{KvCache, Model, PassLimits};
+use collective::{CancelFlag, Ranks};
+use model::{KvCache, LoadSource, Model, PackedMatrices, PassLimits};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use types::cache::blocks_for;
@@ -84,12 +84,24 @@ fn on_cuda_with(models: &Path, name: &str, mode: NumericsMode, cache: Option<&Pa
 
 impl<D: Device> Rig<D> {
     pub fn new(models: &Path, name: &str, device: D, kv_dtype: KvDtype) -> Rig<D> {
+        Rig::with_packed(models, name, device, kv_dtype, None)
+    }
+
+    /// A model whose matrices may be packed already.
+    pub fn with_packed(
+        models: &Path,
+        name: &str,
+        device: D,
+        kv_dtype: KvDtype,
+        packed: Option<&PackedMatrices>,
+    ) -> Rig<D> {
         let checkpoint = Checkpoint::open(&model_path(models, name)).unwrap();
         let spec = checkpoint.spec();
         let limits = PassLimits { rows_max: 512, outputs_max: 512, context: CONTEXT.min(spec.context) };
         let collective = Ranks::solo(spec.n_layers);
         let part = collective.part();
-        let model = Model::load(&checkpoint, &device, part, limits).unwrap();
+        let source = LoadSource { cancel: &CancelFlag::default(), packed };
+        let model = Model::load_from(&checkpoint, &device, part, limits, source).unwrap();
         let groups = spec.cache_groups().groups().to_vec();
         let n_blocks = vec![SEQUENCES as u32 * blocks_for(CONTEXT); groups.len()];
         let specs = model::kv_specs(spec, part, device.class(), kv_dtype, &n_blocks);
