@@ -23,7 +23,7 @@ impl Checkpoint {
     }
 
     fn pieces_of(&self, name: &str, tensor: &Tensor<'_>) -> WeightPieces {
-        let cut_by = self.sources.get(name).map_or([None, None], |source| source.cut_by);
+        let cut_by = self.source(name).map_or([None, None], |source| source.cut_by);
         WeightPieces::of(&self.spec, cut_by, tensor)
     }
 

@@ -40,6 +40,7 @@ pub use config::{
 pub use conversation::{Conversation, TEMPLATE_NAMES};
 pub use error::{Error, Result};
 pub use file::{FileStamp, SourceFile};
+pub use names::MtpSpec;
 pub use pieces::WeightPieces;
 pub use sizes::{LayerSizes, ModelSizes};
 pub use split::JoinedGguf;
@@ -50,6 +51,7 @@ pub use tokenizer::{Detokenizer, TokenTable, Tokenizer};
 pub use window::{BandHashes, TensorWindow};
 
 use crate::gguf::Gguf;
+use crate::names::mtp::MtpWeights;
 use crate::names::{FileKind, StoredTensor};
 use crate::safetensors::Shards;
 use crate::scaling::{MODELOPT_FILE, QuantConfig};
@@ -68,6 +70,8 @@ pub struct Checkpoint {
     weights: WeightFiles,
     /// The location of each tensor, by its Hugging Face name.
     sources: HashMap<String, StoredTensor>,
+    /// The layer that predicts one token further.
+    mtp: Option<MtpWeights>,
 }
 
 enum WeightFiles {
@@ -123,12 +127,12 @@ impl Checkpoint {
     }
 
     fn new(path: &Path, spec: ModelSpec, defaults: SamplingDefaults, weights: WeightFiles) -> Checkpoint {
-        let format = match weights {
-            WeightFiles::Gguf(_) => FileKind::Gguf,
-            WeightFiles::Folder(ref shards) => kind_of_folder(&spec, shards),
-        };
+        let first = spec.layers.iter().position(|layer| layer.has_experts);
+        let format = weights.kind(&spec, first.map(|layer| format!("model.layers.{layer}")).as_deref());
         let sources = names::stored_tensors(&spec, format);
-        Checkpoint { path: path.to_owned(), spec, defaults, weights, sources }
+        let mtp_kind = |layer: &str| weights.kind(&spec, spec.experts.map(|_| layer));
+        let mtp = MtpWeights::find(&spec, mtp_kind, |name| weights.find(name).is_some());
+        Checkpoint { path: path.to_owned(), spec, defaults, weights, sources, mtp }
     }
 
     pub fn path(&self) -> &Path {
@@ -137,6 +141,11 @@ impl Checkpoint {
 
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// The layer that predicts one token further, if the file has it.
+    pub fn mtp(&self) -> Option<&MtpSpec> {
+        self.mtp.as_ref().map(|mtp| &mtp.spec)
     }
 
     /// The sampling that the model's makers recommend, if any.
@@ -155,7 +164,7 @@ impl Checkpoint {
     }
 
     fn find(&self, name: &str) -> Option<Tensor<'_>> {
-        let source = self.sources.get(name)?;
+        let source = self.source(name)?;
         let in_file = self.find_in_shape(source)?;
         let matrix = in_file.part(source.before_matrix(), source.shape_of_matrix())?;
         let whole = if source.is_turned { matrix.transposed() } else { matrix };
@@ -164,6 +173,11 @@ impl Checkpoint {
             None => part,
             Some(woven) => part.interleaved(woven, source.shape),
         })
+    }
+
+    /// The location of a tensor of the model, or of the layer that predicts one token further.
+    fn source(&self, name: &str) -> Option<&StoredTensor> {
+        self.sources.get(name).or_else(|| self.mtp.as_ref()?.sources.get(name))
     }
 
     /// A vector that a file stores with more dimensions is one all the same.
@@ -175,14 +189,7 @@ impl Checkpoint {
 
     /// A tensor by its name in the file.
     fn find_stored(&self, name: &str) -> Option<Tensor<'_>> {
-        match &self.weights {
-            WeightFiles::Folder(shards) => names_in_folder(name).into_iter().find_map(|name| shards.tensor(&name)),
-            WeightFiles::Gguf(JoinedGguf { header, files, .. }) => {
-                let entry = header.tensor(name)?;
-                let shape = tensor::rows_and_cols(&entry.dims).ok()?;
-                Some(Tensor::new(&files[entry.file], entry.bytes.start, entry.dtype, shape))
-            }
-        }
+        self.weights.find(name)
     }
 
     /// Returns the stamps of the weight files at opening: equal stamps mean equal bytes.
@@ -291,15 +298,30 @@ impl ModelSpec {
     }
 }
 
-/// Returns how a folder stores the experts of a layer.
-fn kind_of_folder(spec: &ModelSpec, shards: &Shards) -> FileKind {
-    let in_layer = |layer: usize| format!("model.layers.{layer}.{}", names::GATE_UP_TOGETHER);
-    let name = spec.layers.iter().position(|layer| layer.has_experts).map(in_layer);
-    let stack = name.and_then(|name| names_in_folder(&name).into_iter().find_map(|name| shards.tensor(&name)));
-    match stack {
-        None => FileKind::Folder,
-        Some(stack) if is_turned(spec, &stack) => FileKind::FolderOfTurnedStacks,
-        Some(_) => FileKind::FolderOfStacks,
+impl WeightFiles {
+    /// A tensor by its name in the file.
+    fn find(&self, name: &str) -> Option<Tensor<'_>> {
+        match self {
+            WeightFiles::Folder(shards) => names_in_folder(name).into_iter().find_map(|name| shards.tensor(&name)),
+            WeightFiles::Gguf(JoinedGguf { header, files, .. }) => {
+                let entry = header.tensor(name)?;
+                let shape = tensor::rows_and_cols(&entry.dims).ok()?;
+                Some(Tensor::new(&files[entry.file], entry.bytes.start, entry.dtype, shape))
+            }
+        }
+    }
+
+    /// The format of a file whose layer at this path has experts: how it stores them.
+    fn kind(&self, spec: &ModelSpec, layer: Option<&str>) -> FileKind {
+        let stack = || self.find(&format!("{}.{}", layer?, names::GATE_UP_TOGETHER));
+        match self {
+            WeightFiles::Gguf(_) => FileKind::Gguf,
+            WeightFiles::Folder(_) => match stack() {
+                None => FileKind::Folder,
+                Some(stack) if is_turned(spec, &stack) => FileKind::FolderOfTurnedStacks,
+                Some(_) => FileKind::FolderOfStacks,
+            },
+        }
     }
 }
 

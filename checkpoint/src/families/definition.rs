@@ -6,7 +6,7 @@ use crate::config::{
     BlockNorms, DecoderForm, ExpertsSpec, LayerSpec, MixerSpec, ModelMultipliers, PositionEncoding, QueryKeyNorms,
 };
 use crate::error::ParseError;
-use crate::names::rows::TensorMapping;
+use crate::names::rows::{MtpTables, TensorMapping};
 
 type Parsed<T> = Result<T, ParseError>;
 
@@ -270,6 +270,8 @@ pub struct TensorTables {
     /// Of models whose layers have inputs of their own: outside the layers, and in each.
     pub layer_inputs: &'static [TensorMapping],
     pub layer_input: TensorRows,
+    /// Of the layer that predicts one token further, in models that may have one.
+    pub mtp: Option<&'static MtpTables>,
 }
 
 pub type TensorRows = &'static [&'static [TensorMapping]];

@@ -11,7 +11,7 @@ use crate::config::json::keys::JsonKeys;
 use crate::config::{BlockNorms, DecoderForm, ExpertsSpec, Norms, QueryKeyNorms};
 use crate::error::ParseError;
 use crate::names::rows::Dim::{Experts, Hidden, One, SharedInner};
-use crate::names::rows::{EXPERTS, GATE_UP_FUSED, OTHER_NORMS, TensorMapping, row};
+use crate::names::rows::{EXPERTS, GATE_UP_FUSED, MTP_BEHIND_LAYERS, OTHER_NORMS, TensorMapping, row};
 
 pub const GLM4: FamilyDefinition = FamilyDefinition {
     name: "GLM-4",
@@ -59,6 +59,7 @@ pub const GLM4_MOE: FamilyDefinition = FamilyDefinition {
         norms: &[OTHER_NORMS],
         experts: &[EXPERTS, ROUTER],
         shared_expert: &[SHARED_EXPERT],
+        mtp: Some(&MTP_BEHIND_LAYERS),
         ..LLAMA.tensors
     },
     ..LLAMA

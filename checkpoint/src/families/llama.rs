@@ -95,6 +95,7 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
         shared_expert: &[],
         layer_inputs: &[],
         layer_input: &[],
+        mtp: None,
     },
     form: DecoderForm {
         activation: Activation::Silu,

@@ -14,7 +14,7 @@ use crate::names::rows::Dim::{
     Heads, HeadsOfKey, Hidden, Keys, One, OneHead, OneKey, OneValue, SharedInner, StateHeads, Taps, Values, ValuesOfKey,
 };
 use crate::names::rows::{
-    ATTENTION, Dim, OTHER_NORMS, TensorMapping, TensorSource, interleaved, part, renamed, row, stored, whole,
+    ATTENTION, Dim, MTP, OTHER_NORMS, TensorMapping, TensorSource, interleaved, part, renamed, row, stored, whole,
 };
 
 pub const QWEN3_NEXT: FamilyDefinition = FamilyDefinition {
@@ -40,6 +40,7 @@ pub const QWEN3_NEXT: FamilyDefinition = FamilyDefinition {
         attention: &[GATED_QUERY, ATTENTION.split_at(1).1],
         recurrence: &[WOVEN_PROJECTIONS, DELTA],
         shared_expert: &[GATED_SHARED_EXPERT],
+        mtp: Some(&MTP),
         ..LLAMA.tensors
     },
     ..LLAMA

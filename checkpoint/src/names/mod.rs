@@ -4,6 +4,7 @@
 //! The model uses the names on the left: Llama's, and additions by other families. A file may use another name for a
 //! tensor, store several in one, or store it transposed.
 
+pub(crate) mod mtp;
 pub(crate) mod rows;
 
 use crate::config::{ExpertsSpec, LayerSpec, MixerSpec, ModelSpec, QueryKeyNorms, RecurrenceSpec};
@@ -12,6 +13,7 @@ use crate::tensor::InterleavedRows;
 use rows::{Dim, TensorCut, TensorMapping};
 use std::collections::{BTreeMap, HashMap};
 
+pub use mtp::MtpSpec;
 pub use rows::{EMBEDDING, GATE_UP_TOGETHER, HEAD, LAYER_INPUTS, POSITIONS};
 
 /// One tensor that a model must have.
@@ -120,14 +122,22 @@ fn required_and_stored(spec: &ModelSpec, format: FileKind) -> Vec<(RequiredTenso
     let outer = of.outer.iter().filter(|row| row.name != HEAD || !spec.tied_embeddings).chain(inputs);
     let mut all: Vec<_> = outer.map(|row| expected_tensor(spec, format, row, None, None)).collect();
     for (i, layer) in (0..).zip(&spec.layers) {
-        for row in layer_rows(spec, layer) {
-            match row.name.contains("{e}") {
-                false => all.push(expected_tensor(spec, format, row, Some(i), None)),
-                true => all.extend((0..n_experts(spec)).map(|e| expected_tensor(spec, format, row, Some(i), Some(e)))),
-            }
-        }
+        all.extend(tensors_of_layer(spec, format, i, layer));
     }
     all
+}
+
+fn tensors_of_layer(
+    spec: &ModelSpec,
+    format: FileKind,
+    i: u32,
+    layer: &LayerSpec,
+) -> impl Iterator<Item = (RequiredTensor, StoredTensor)> {
+    layer_rows(spec, layer).flat_map(move |row| {
+        let is_of_expert = row.name.contains("{e}");
+        let experts = if is_of_expert { (0..n_experts(spec)).map(Some).collect() } else { vec![None] };
+        experts.into_iter().map(move |expert| expected_tensor(spec, format, row, Some(i), expert))
+    })
 }
 
 /// The rows of a layer: its norms, its mixer, its MLP, its input.
@@ -213,7 +223,7 @@ fn cut_by(dims: [Dim; 2]) -> [Option<CutUnit>; 2] {
         Dim::Inner => Some(CutUnit::Inner),
         Dim::SharedInner => Some(CutUnit::SharedInner),
         Dim::Vocab => Some(CutUnit::Vocabulary),
-        Dim::One | Dim::Hidden | Dim::OneHead | Dim::OneOfHeads => None,
+        Dim::One | Dim::Hidden | Dim::TwiceHidden | Dim::OneHead | Dim::OneOfHeads => None,
         Dim::OneKey | Dim::OneValue | Dim::ValuesOfKey | Dim::HeadsOfKey | Dim::Taps => None,
         Dim::ExpertInner | Dim::Experts | Dim::Context | Dim::LayerInput | Dim::LayerInputs => None,
     };
@@ -228,6 +238,7 @@ fn length(dim: Dim, spec: &ModelSpec, layer: Option<u32>) -> usize {
     let length = match dim {
         Dim::One => 1,
         Dim::Hidden => spec.hidden,
+        Dim::TwiceHidden => 2 * spec.hidden,
         Dim::Heads => return heads(spec.n_heads),
         Dim::KvHeads => return heads(kv_heads.n),
         Dim::OneHead => kv_heads.dim,

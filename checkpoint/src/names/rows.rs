@@ -5,6 +5,8 @@
 pub enum Dim {
     One,
     Hidden,
+    /// An embedding and a hidden state, one behind the other.
+    TwiceHidden,
     Heads,
     KvHeads,
     OneHead,
@@ -34,7 +36,7 @@ pub enum Dim {
     Taps,
 }
 
-use Dim::{ExpertInner, Experts, Heads, Hidden, Inner, KvHeads, One, OneHead, Vocab};
+use Dim::{ExpertInner, Experts, Heads, Hidden, Inner, KvHeads, One, OneHead, TwiceHidden, Vocab};
 
 /// Our name, the folder's name, the GGUF's name, `[rows, cols]`.
 pub struct TensorMapping {
@@ -238,4 +240,58 @@ pub const fn stored(name: &'static str, dims: [Dim; 2], folder: TensorSource, gg
 /// A tensor with the same name in the folder.
 pub const fn same(name: &'static str, dims: [Dim; 2]) -> TensorMapping {
     tensor(name, dims, whole(name))
+}
+
+/// Where files store the layer that predicts one token further. `{n}` is the number of the model's layers, behind which
+/// the layer has its number.
+pub struct MtpTables {
+    /// The path in a folder of what the layer has in common with the model's layers.
+    pub layer: &'static str,
+    /// What it has besides.
+    pub outer: &'static [TensorMapping],
+    /// What only some files have; elsewhere it is the model's.
+    pub ends: &'static [TensorMapping],
+}
+
+/// The path of the layer in a GGUF.
+pub const MTP_LAYER_OF_GGUF: &str = "blk.{n}";
+pub const MTP_PRODUCT: &str = "mtp.fc.weight";
+pub const MTP_EMBEDDING: &str = "mtp.embed_tokens.weight";
+pub const MTP_HEAD: &str = "mtp.lm_head.weight";
+
+const MTP_EMBEDDING_OF_GGUF: &str = "blk.{n}.nextn.embed_tokens.weight";
+const MTP_HEAD_OF_GGUF: &str = "blk.{n}.nextn.shared_head_head.weight";
+
+/// With the names of Qwen.
+pub const MTP: MtpTables = MtpTables {
+    layer: "mtp.layers.0",
+    outer: &[
+        row(MTP_PRODUCT, [Hidden, TwiceHidden], "blk.{n}.nextn.eh_proj.weight"),
+        row("mtp.pre_fc_norm_embedding.weight", [One, Hidden], "blk.{n}.nextn.enorm.weight"),
+        row("mtp.pre_fc_norm_hidden.weight", [One, Hidden], "blk.{n}.nextn.hnorm.weight"),
+        row("mtp.norm.weight", [One, Hidden], "blk.{n}.nextn.shared_head_norm.weight"),
+    ],
+    ends: &[
+        row(MTP_EMBEDDING, [Vocab, Hidden], MTP_EMBEDDING_OF_GGUF),
+        row(MTP_HEAD, [Vocab, Hidden], MTP_HEAD_OF_GGUF),
+    ],
+};
+
+/// With the names of DeepSeek.
+pub const MTP_BEHIND_LAYERS: MtpTables = MtpTables {
+    layer: "model.layers.{n}",
+    outer: &[
+        mtp(MTP.outer[0].name, MTP.outer[0].dims, "model.layers.{n}.eh_proj.weight", MTP.outer[0].gguf),
+        mtp(MTP.outer[1].name, MTP.outer[1].dims, "model.layers.{n}.enorm.weight", MTP.outer[1].gguf),
+        mtp(MTP.outer[2].name, MTP.outer[2].dims, "model.layers.{n}.hnorm.weight", MTP.outer[2].gguf),
+        mtp(MTP.outer[3].name, MTP.outer[3].dims, "model.layers.{n}.shared_head.norm.weight", MTP.outer[3].gguf),
+    ],
+    ends: &[
+        renamed(MTP_EMBEDDING, [Vocab, Hidden], "model.layers.{n}.embed_tokens.weight", MTP_EMBEDDING_OF_GGUF),
+        renamed(MTP_HEAD, [Vocab, Hidden], "model.layers.{n}.shared_head.head.weight", MTP_HEAD_OF_GGUF),
+    ],
+};
+
+const fn mtp(name: &'static str, dims: [Dim; 2], folder: &'static str, gguf: TensorSource) -> TensorMapping {
+    TensorMapping { name, dims, folder: whole(folder), gguf }
 }
