@@ -16,6 +16,7 @@ use crate::weights::{MatrixRows, WeightLoader};
 use backend::{Device, ElementOp, Memory, Pass};
 use checkpoint::{BlockNorms, DecoderForm, ModelSpec, Norms};
 use collective::Ranks;
+use std::sync::Arc;
 
 pub struct Decoder<M: Memory> {
     embed_tokens: Embedding<M>, // model.embed_tokens.weight [n_vocab, hidden]
@@ -31,7 +32,7 @@ pub struct Decoder<M: Memory> {
     scratch: DecoderScratch<M>,
 }
 
-struct Block<M: Memory> {
+pub struct Block<M: Memory> {
     norms: BlockNorms<Norm<M>>, // [hidden] each
     mixer: Option<Mixer<M>>,    // self_attn or linear_attn
     mlp: Option<Mlp<M>>,        // mlp
@@ -44,7 +45,7 @@ struct Block<M: Memory> {
 }
 
 /// The buffers that a pass works in, allocated once for the largest.
-struct DecoderScratch<M: Memory> {
+pub struct DecoderScratch<M: Memory> {
     x: M::Buffer,   // [rows_max, hidden]
     out: M::Buffer, // [n_planes * rows_max, hidden], what does not go straight to the stream; or no rows
     mixer: MixerScratch<M>,
@@ -66,7 +67,6 @@ impl<M: Memory> Decoder<M> {
             false => None,
         };
         let n_planes = blocks.iter().map(Block::n_planes).max().unwrap_or(1);
-        let n_planes_out = if form.has_all_norms_before() { 0 } else { n_planes };
         Ok(Decoder {
             embed_tokens,
             layer_inputs: match spec.layer_input {
@@ -79,13 +79,18 @@ impl<M: Memory> Decoder<M> {
             lm_head: lm_head.capped(spec.logits_cap).scaled_by(spec.factors.logits),
             ropes: Ropes::load(all, spec, limits.context)?,
             residual: Residual::new(device, limits, hidden, n_planes)?,
-            scratch: DecoderScratch {
-                x: device.buffer(limits.rows_max, hidden)?,
-                out: device.buffer(limits.rows_max * n_planes_out, hidden)?,
-                mixer: MixerScratch::new(all, spec, limits, n_planes)?,
-                mlp: mlp::MlpScratch::new(all, spec, limits)?,
-            },
+            scratch: DecoderScratch::new(all, spec, form, limits, n_planes)?,
         })
+    }
+
+    /// Whether each pass from now on leaves its hidden states.
+    pub fn keep_hidden(&mut self, keeps_hidden: bool) {
+        self.lm_head.keep_hidden(keeps_hidden);
+    }
+
+    /// The tables of the embedding and of the head, where this rank has all of their rows.
+    pub fn whole_tables(&self) -> [Option<Arc<M::Matrix>>; 2] {
+        [self.embed_tokens.whole_table(), self.lm_head.whole_table()]
     }
 
     /// The hidden states of the last pass, after the final norm: `[n_rows, hidden]`. On the last stage only.
@@ -125,8 +130,28 @@ impl<D: Device> Decoder<D> {
     }
 }
 
+impl<M: Memory> DecoderScratch<M> {
+    /// Makes the buffers, with room for the planes of the sublayers' row-parallel products.
+    pub fn new(
+        all: &WeightLoader<'_, M>,
+        spec: &ModelSpec,
+        form: &DecoderForm,
+        limits: PassLimits,
+        n_planes: usize,
+    ) -> Result<DecoderScratch<M>> {
+        let (device, hidden) = (all.device(), spec.hidden as usize);
+        let n_planes_out = if form.has_all_norms_before() { 0 } else { n_planes };
+        Ok(DecoderScratch {
+            x: device.buffer(limits.rows_max, hidden)?,
+            out: device.buffer(limits.rows_max * n_planes_out, hidden)?,
+            mixer: MixerScratch::new(all, spec, limits, n_planes)?,
+            mlp: mlp::MlpScratch::new(all, spec, limits)?,
+        })
+    }
+}
+
 impl<M: Memory> Block<M> {
-    fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, form: &DecoderForm, layer: usize) -> Result<Block<M>> {
+    pub fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, form: &DecoderForm, layer: usize) -> Result<Block<M>> {
         let of = &spec.layers[layer];
         Ok(Block {
             norms: form.norms_of(&of.mixer).map(|name| Norm::load(at, name, spec, form.norm_kind))?,
@@ -147,7 +172,7 @@ impl<M: Memory> Block<M> {
         })
     }
 
-    fn n_planes(&self) -> usize {
+    pub fn n_planes(&self) -> usize {
         let of_mixer = self.mixer.as_ref().map_or(1, Mixer::n_planes);
         of_mixer.max(self.mlp.as_ref().map_or(1, Mlp::n_planes))
     }
@@ -155,7 +180,12 @@ impl<M: Memory> Block<M> {
 
 impl<D: Device> Block<D> {
     /// The stream, to which the last sublayer's output is yet to be added. [n_rows, hidden]
-    fn forward(&self, ctx: &mut Ctx<'_, D>, residual: &mut Residual<D>, scratch: &mut DecoderScratch<D>) -> Result<()> {
+    pub fn forward(
+        &self,
+        ctx: &mut Ctx<'_, D>,
+        residual: &mut Residual<D>,
+        scratch: &mut DecoderScratch<D>,
+    ) -> Result<()> {
         let DecoderScratch { x, out, mixer, mlp } = scratch;
         match &self.norms {
             BlockNorms::InTurn { attention: of_attention, mlp: of_mlp } => {

@@ -14,6 +14,7 @@ mod limits;
 mod mixer;
 mod mlp;
 mod mlp_pair;
+mod mtp;
 mod packed;
 mod recurrence;
 mod rope;
@@ -24,6 +25,7 @@ mod weights;
 pub use error::{Error, Result};
 pub use kv::KvCache;
 pub use limits::PassLimits;
+pub use mtp::MtpHead;
 pub use packed::{PackedImage, PackedKey, PackedMatrices};
 pub use weights::{LoadSource, PackedWeight};
 
@@ -129,6 +131,11 @@ impl<M: Memory> Model<M> {
     /// The hidden states of the last pass, after the final norm: `[n_rows, hidden]`. On the last stage only.
     pub fn hidden(&self) -> Option<&M::Buffer> {
         self.decoder.hidden()
+    }
+
+    /// Whether each pass from now on leaves its hidden states, also one without outputs. Changes no bit of its logits.
+    pub fn keep_hidden(&mut self, keeps_hidden: bool) {
+        self.decoder.keep_hidden(keeps_hidden);
     }
 }
 

@@ -39,6 +39,16 @@ impl<M: Memory> EmbeddingTable<M> {
         let (n_vocab, shares) = (n_vocab as u32, at.part().shares.clone());
         Ok(EmbeddingTable { rows, first: at.part().owned(n_vocab).start, shares, n_vocab, factor })
     }
+
+    /// A table of which this rank has all rows.
+    pub fn whole(rows: Arc<M::Matrix>, n_vocab: usize, factor: Option<f32>) -> EmbeddingTable<M> {
+        EmbeddingTable { rows, first: 0, shares: Shares::even(1), n_vocab: n_vocab as u32, factor }
+    }
+
+    /// All rows, if this rank has them.
+    pub fn all_rows(&self) -> Option<Arc<M::Matrix>> {
+        (self.shares.n_ranks() == 1).then(|| self.rows.clone())
+    }
 }
 
 impl<D: Device> EmbeddingTable<D> {
@@ -60,6 +70,11 @@ impl<M: Memory> Embedding<M> {
         let load = || EmbeddingTable::load(model, "embed_tokens", n_vocab, hidden, factor);
         Ok(Embedding { table: model.part().is_first().then(load).transpose()? })
     }
+
+    /// The table, if this rank has all of its rows.
+    pub fn whole_table(&self) -> Option<Arc<M::Matrix>> {
+        self.table.as_ref().and_then(EmbeddingTable::all_rows)
+    }
 }
 
 impl<D: Device> Embedding<D> {
@@ -78,6 +93,8 @@ pub struct LmHead<M: Memory> {
     /// Logits become `cap * tanh(logit / cap)`.
     cap: Option<f32>,
     factor: Option<f32>,
+    /// Each pass leaves the hidden states of its rows.
+    keeps_hidden: bool,
 }
 
 struct OutputScratch<M: Memory> {
@@ -101,7 +118,7 @@ impl<M: Memory> LmHead<M> {
     ) -> Result<LmHead<M>> {
         match at.part().is_last() {
             true => LmHead::of(vocabulary(at, name, n_vocab, hidden)?.into(), at, n_vocab, hidden, limits),
-            false => Ok(LmHead { last: None, cap: None, factor: None }),
+            false => Ok(LmHead { last: None, cap: None, factor: None, keeps_hidden: false }),
         }
     }
 
@@ -120,7 +137,8 @@ impl<M: Memory> LmHead<M> {
         }
     }
 
-    fn of(
+    /// A head of these rows, on the last stage.
+    pub fn of(
         rows: Arc<M::Matrix>,
         at: &WeightLoader<'_, M>,
         n_vocab: usize,
@@ -144,6 +162,7 @@ impl<M: Memory> LmHead<M> {
             }),
             cap: None,
             factor: None,
+            keeps_hidden: false,
         })
     }
 
@@ -174,9 +193,19 @@ impl<M: Memory> LmHead<M> {
 
 impl<M: Memory> LmHead<M> {
     /// Returns the last pass's rows after the final norm: [n_rows, hidden]. Only on the last stage, and only if the
-    /// pass requested outputs or hidden states.
+    /// pass requested outputs or hidden states, or if all are kept.
     pub fn hidden(&self) -> Option<&M::Buffer> {
         self.last.as_ref().map(|last| &last.x)
+    }
+
+    /// Whether each pass from now on leaves its hidden states, also one without outputs.
+    pub fn keep_hidden(&mut self, keeps_hidden: bool) {
+        self.keeps_hidden = keeps_hidden;
+    }
+
+    /// The table, if this rank has all of its rows.
+    pub fn whole_table(&self) -> Option<Arc<M::Matrix>> {
+        self.last.as_ref().filter(|last| last.whole.is_none()).map(|last| last.rows.clone())
     }
 }
 
@@ -195,7 +224,7 @@ impl<D: Device> LmHead<D> {
             ranks.send_rows(device, residual.sum_with_due(device, n_rows), n_rows)?;
             return Ok(None);
         };
-        if n_outputs == 0 && !pass.wants_hidden() {
+        if n_outputs == 0 && !pass.wants_hidden() && !self.keeps_hidden {
             return Ok(None);
         }
         norm.forward(device, residual, n_rows, &mut last.x); // [n_rows, hidden]
@@ -217,7 +246,7 @@ impl<D: Device> LmHead<D> {
 }
 
 /// This rank's rows of a table of the vocabulary. [owned, hidden]
-fn vocabulary<M: Memory>(at: &WeightLoader<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<M::Matrix> {
+pub fn vocabulary<M: Memory>(at: &WeightLoader<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<M::Matrix> {
     let owned = at.part().owned(n_vocab as u32);
     at.rows(hidden, &[MatrixRows { name, n: n_vocab, owned: owned.start as usize..owned.end as usize }])
 }

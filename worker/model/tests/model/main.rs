@@ -8,6 +8,7 @@ mod whole;
 
 mod cuda;
 mod folders;
+mod mtp;
 mod packed;
 mod pieces;
 mod reference;
