@@ -1,8 +1,9 @@
 //! `rm`: removes models that this program has fetched. Does not touch the files of other programs.
 
 use super::hub_name::to_hub_name;
-use crate::settings::hub::{HubSettings, cache, sources};
+use crate::settings::hub::{HubSettings, cache, packed, sources};
 use anyhow::{Context, anyhow, bail};
+use checkpoint::Checkpoint;
 use checkpoint::catalogue::{self, ListedModel, ModelOrigin};
 use clap::Args;
 use indicatif::HumanBytes;
@@ -25,7 +26,12 @@ pub fn remove(command: &RemoveCommand) -> anyhow::Result<()> {
         let name = &*to_hub_name(model);
         let found = find(catalogue::entry(name).map_or(name, |entry| entry.name), &here)?;
         let folder = folder_of(found, &ours)?;
-        let n_bytes = catalogue::bytes_of(&found.path);
+        let mut n_bytes = catalogue::bytes_of(&found.path);
+        let kept = packed(&command.hub).zip(Checkpoint::open(&found.path).ok());
+        if let Some((folder, checkpoint)) = kept {
+            // Most models have no packed weights: only those that were served here.
+            n_bytes += worker::remove_packed(&folder, &checkpoint).unwrap_or(0);
+        }
         std::fs::remove_dir_all(&folder).with_context(|| format!("{} cannot be removed", folder.display()))?;
         out::print_line(&format!("removed {} ({})", found.model, HumanBytes(n_bytes)))?;
     }

@@ -8,7 +8,8 @@ use crate::roles::handover::{self, HandedSettings};
 use crate::settings::device::DeviceChoice;
 use crate::settings::hub::{self, HubSettings};
 use crate::settings::{
-    ConfigSource, CudaGraphs, JoinSettings, KvCommitChoice, WorkerRole, WorkerSettings, config_text, machine,
+    ConfigSource, CudaGraphs, FolderChoice, JoinSettings, KvCommitChoice, WorkerRole, WorkerSettings, config_text,
+    machine,
 };
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
@@ -25,8 +26,8 @@ use worker::fetch::{IntactChunks, ModelFetcher};
 use worker::sim::SimModel;
 use worker::source::{self, ModelSource};
 use worker::{
-    Assignment, CancelFlag, ComputeDevice, Load, LoadError, LoadedModel, MeshSecret, ModelLoader, PeerListener,
-    ReadyReport, Scrubber,
+    Assignment, CancelFlag, ComputeDevice, Load, LoadError, LoadedModel, MeshSecret, ModelLoader, PackedCache,
+    PackedCacheConfig, PeerListener, ReadyReport, Scrubber,
 };
 
 /// A worker's runtime carries one stream; the other cores are for computing.
@@ -60,7 +61,9 @@ impl WorkerCommand {
             return Ok(());
         }
         let kernels = || hub::kernels(&source.hub);
+        let packed = || hub::packed(&source.hub).map(FolderChoice::Folder);
         role.worker.kernel_cache = role.worker.kernel_cache.or_else(kernels);
+        role.worker.packed_cache = role.worker.packed_cache.or_else(packed);
         run_worker(&role, token, &source.hub, shutdown)
     }
 }
@@ -228,10 +231,16 @@ pub fn loader(
             carrier: settings.collective.into(),
             graphs: settings.cuda_graphs == CudaGraphs::Auto,
             scrubber,
+            packed_cache: packed_cache(settings),
             ..ModelLoader::new(threads)
         }),
         None => Box::new(SimLoader),
     })
+}
+
+fn packed_cache(settings: &WorkerSettings) -> Option<PackedCache> {
+    let Some(FolderChoice::Folder(folder)) = settings.packed_cache.clone() else { return None };
+    Some(PackedCache::new(PackedCacheConfig { folder, bytes_max: settings.packed_cache_max.0 }))
 }
 
 /// The loader for the sim device, which needs a few facts about the real model.

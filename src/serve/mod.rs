@@ -16,7 +16,7 @@ use crate::roles::process::{hash_salt, micros_since_1970, start_telemetry, stop_
 use crate::roles::router::{Listeners, ServedReplicas, check_clients, route};
 use crate::roles::worker::warn_if_crowded;
 use crate::settings::hub;
-use crate::settings::{ConfigSource, ServeSettings, config_text};
+use crate::settings::{ConfigSource, FolderChoice, ServeSettings, config_text};
 use anyhow::Context;
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::LocatedModel;
@@ -82,7 +82,9 @@ pub fn resolve_or_print(
 ) -> anyhow::Result<Option<ServeSettings>> {
     let mut settings = source.merge_file(settings, matches)?.resolved()?;
     let kernels = || hub::kernels(&source.hub);
+    let packed = || hub::packed(&source.hub).map(FolderChoice::Folder);
     settings.worker.kernel_cache = settings.worker.kernel_cache.or_else(kernels);
+    settings.worker.packed_cache = settings.worker.packed_cache.or_else(packed);
     if source.print_config {
         out::print(&config_text(&settings)?)?;
         return Ok(None);

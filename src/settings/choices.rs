@@ -2,6 +2,40 @@
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// A folder, or that there is none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum FolderChoice {
+    Off,
+    Folder(PathBuf),
+}
+
+impl FromStr for FolderChoice {
+    type Err = Infallible;
+
+    fn from_str(word: &str) -> Result<FolderChoice, Infallible> {
+        Ok(FolderChoice::from(word.to_owned()))
+    }
+}
+
+impl From<String> for FolderChoice {
+    fn from(word: String) -> FolderChoice {
+        if word == "off" { FolderChoice::Off } else { FolderChoice::Folder(word.into()) }
+    }
+}
+
+impl From<FolderChoice> for String {
+    fn from(choice: FolderChoice) -> String {
+        match choice {
+            FolderChoice::Off => "off".into(),
+            FolderChoice::Folder(folder) => folder.to_string_lossy().into_owned(),
+        }
+    }
+}
 
 /// The CPU instructions to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

@@ -56,6 +56,11 @@ pub fn kernels(hub: &HubSettings) -> Option<PathBuf> {
     cache(hub).ok().map(|cache| cache.join("kernels"))
 }
 
+/// Returns the folder for packed weights, if there is one.
+pub fn packed(hub: &HubSettings) -> Option<PathBuf> {
+    cache(hub).ok().map(|cache| cache.join("packed"))
+}
+
 fn user_cache(hub: &HubSettings) -> Option<PathBuf> {
     hub.xdg_cache_home.clone().or_else(|| hub.home.as_ref().map(|home| home.join(".cache")))
 }

@@ -32,7 +32,7 @@ mod worker;
 
 pub use bytes::ByteSize;
 pub use check::at_least_one;
-pub use choices::{CudaGraphs, KvCommitChoice, LogFormat};
+pub use choices::{CudaGraphs, FolderChoice, KvCommitChoice, LogFormat};
 pub use coordinator::{CoordinatorParts, CoordinatorRole};
 pub use file::{ConfigSource, config_text, to_table};
 pub use health::HealthSettings;

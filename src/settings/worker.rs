@@ -1,7 +1,7 @@
 //! A worker's settings, in `serve` and in a process of its own.
 
 use super::bytes::ByteSize;
-use super::choices::{CudaGraphs, GpuCarrier, HostWire, Instructions, KvCommitChoice, LinkPrivacy};
+use super::choices::{CudaGraphs, FolderChoice, GpuCarrier, HostWire, Instructions, KvCommitChoice, LinkPrivacy};
 use super::device::DeviceSettings;
 use super::health::HealthSettings;
 use super::machine;
@@ -21,6 +21,13 @@ pub struct WorkerSettings {
     /// Folder for compiled GPU kernels [default: kernels in the folder for fetched models]
     #[arg(long, env = "LOCKSTEP_KERNEL_CACHE", value_name = "DIR")]
     pub kernel_cache: Option<PathBuf>,
+    /// Folder for packed weights, or off: the next start of a CPU worker neither reads nor packs what is there [default:
+    /// packed in the folder for fetched models]
+    #[arg(long, env = "LOCKSTEP_PACKED_CACHE", value_name = "DIR|off")]
+    pub packed_cache: Option<FolderChoice>,
+    /// Maximum bytes of all files with packed weights; those that were used longest ago are removed first
+    #[arg(long, env = "LOCKSTEP_PACKED_CACHE_MAX", value_name = "BYTES", default_value = "8GiB")]
+    pub packed_cache_max: ByteSize,
     /// When to use CUDA graphs; tokens are the same without them
     #[arg(long, env = "LOCKSTEP_CUDA_GRAPHS", value_enum, default_value = "auto")]
     pub cuda_graphs: CudaGraphs,

@@ -19,7 +19,7 @@ pub use collective::{
 };
 pub use config::{Config, KvMemory, MemoryLeft};
 pub use error::Error;
-pub use load::packed_cache::{PackedCache, PackedCacheConfig};
+pub use load::packed_cache::{PackedCache, PackedCacheConfig, remove_packed};
 pub use load::scrub::{Scrubber, SpoiltWeight};
 pub use load::weight_cache::WeightCache;
 pub use load::{fetch, source};

@@ -40,7 +40,7 @@ fn main() -> Result<()> {
     let at = Instant::now();
     let spec = checkpoint.spec();
     let limits = PassLimits { rows_max: 512, outputs_max: 16, context: 2048.min(spec.context) };
-    let ranks = Ranks::solo(spec.n_layers);
+    let ranks: Ranks<Cpu> = Ranks::solo(spec.n_layers);
     let packed = file.map(|file| PackedMatrices::open(file, KEY).unwrap_or_else(|_| PackedMatrices::new(KEY)));
     let source = LoadSource { cancel: &CancelFlag::default(), packed: packed.as_ref() };
     let model = Model::load_from(&checkpoint, &device, ranks.part(), limits, source)?;

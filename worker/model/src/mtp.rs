@@ -14,7 +14,7 @@ use crate::layers::{Norm, Residual};
 use crate::limits::PassLimits;
 use crate::rope::Ropes;
 use crate::vocabulary::{EmbeddingTable, LmHead, vocabulary};
-use crate::weights::{LoadTotals, MatrixRows, WeightLoader};
+use crate::weights::{LoadSource, LoadTotals, MatrixRows, WeightLoader};
 use crate::{attention, error};
 use backend::{BatchLimits, Device, Pass};
 use checkpoint::{Checkpoint, ModelSpec, MtpSpec};
@@ -64,7 +64,7 @@ impl<D: Device> MtpHead<D> {
         device.reserve_batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups: 1 })?;
         let part = Layout::solo(1).part(Rank(0));
         let intake = LoadTotals::default();
-        let all = WeightLoader::new(checkpoint, device, &part, &intake, cancel);
+        let all = WeightLoader::new(checkpoint, device, &part, &intake, LoadSource { cancel, packed: None });
         let (at, form, hidden) = (all.at_path("mtp"), spec.form(), spec.hidden as usize);
         let block = Block::load(&at.at_path("layers.0"), &spec, &form, 0)?;
         let [table, head] = model.map_or([None, None], |model| model.decoder.whole_tables());

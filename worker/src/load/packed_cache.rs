@@ -64,10 +64,13 @@ impl PackedCache {
     /// Opens what the cache has of this part; None if its key is unknown. Ends a write that still runs, which would
     /// keep the weights of the last load in memory.
     pub(crate) fn open(&self, checkpoint: &Checkpoint, part: &RankPart) -> Option<PackedMatrices> {
-        let key = key(checkpoint, part)
+        let fingerprint = checkpoint
+            .fingerprint()
             .inspect_err(|error| tracing::warn!(%error, "the key of the packed weights cannot be made"))
             .ok()?;
-        let path = self.config.folder.join(format!("{}.{EXTENSION}", blake3::Hash::from(key).to_hex()));
+        let key = key(&fingerprint, checkpoint, part);
+        let name = format!("{}{}.{EXTENSION}", prefix(&fingerprint), blake3::Hash::from(key).to_hex());
+        let path = self.config.folder.join(name);
         self.lock().replace(Some(path.clone()));
         match PackedMatrices::open(&path, key) {
             Ok(packed) => {
@@ -123,12 +126,30 @@ impl Clone for PackedCache {
 }
 
 /// Everything on which a part's packed bytes depend. Files with equal stamps have equal bytes.
-fn key(checkpoint: &Checkpoint, part: &RankPart) -> checkpoint::Result<PackedKey> {
+fn key(fingerprint: &[u8; 32], checkpoint: &Checkpoint, part: &RankPart) -> PackedKey {
     let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 packed part of a model");
-    hasher.update(&PACKING_VERSION.to_le_bytes()).update(&checkpoint.fingerprint()?);
+    hasher.update(&PACKING_VERSION.to_le_bytes()).update(fingerprint);
     checkpoint.stamps().iter().for_each(|stamp| _ = hasher.update(&stamp.key_bytes()));
     hasher.update(format!("{part:?} {}", std::env::consts::ARCH).as_bytes());
-    Ok(hasher.finalize().into())
+    hasher.finalize().into()
+}
+
+/// Returns the beginning of the names of a model's files.
+fn prefix(fingerprint: &[u8; 32]) -> String {
+    format!("{}-", &blake3::Hash::from(*fingerprint).to_hex()[..16])
+}
+
+/// Removes the files of a model from a folder. Returns their bytes.
+pub fn remove_packed(folder: &Path, checkpoint: &Checkpoint) -> io::Result<u64> {
+    let prefix = prefix(&checkpoint.fingerprint().map_err(io::Error::other)?);
+    let mut n_bytes = 0;
+    for entry in fs::read_dir(folder)?.filter_map(Result::ok) {
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)) {
+            n_bytes += entry.metadata()?.len();
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(n_bytes)
 }
 
 impl PackedWrite {
