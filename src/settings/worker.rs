@@ -21,8 +21,8 @@ pub struct WorkerSettings {
     /// Folder for compiled GPU kernels [default: kernels in the folder for fetched models]
     #[arg(long, env = "LOCKSTEP_KERNEL_CACHE", value_name = "DIR")]
     pub kernel_cache: Option<PathBuf>,
-    /// Folder for packed weights, or off: the next start of a CPU worker neither reads nor packs what is there [default:
-    /// packed in the folder for fetched models]
+    /// Folder for packed weights, or off: the next start of a CPU worker neither reads nor packs what is there
+    /// [default: packed in the folder for fetched models]
     #[arg(long, env = "LOCKSTEP_PACKED_CACHE", value_name = "DIR|off")]
     pub packed_cache: Option<FolderChoice>,
     /// Maximum bytes of all files with packed weights; those that were used longest ago are removed first

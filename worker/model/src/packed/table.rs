@@ -1,7 +1,7 @@
 //! The head of a file of packed matrices. Numbers are little-endian; strings and lists begin with their length.
 //!
 //! ```text
-//! magic 8 · version 4 · key 32 · bytes of the table 8 · hash of the table 32 · table · matrices, each on a page's start
+//! magic 8 · version 4 · key 32 · bytes of the table 8 · hash of the table 32 · table · matrices, each on a page
 //! table      number of matrices 4 · for each: name · form · start 8 · bytes 8 · hash 32 · runs
 //! run        weight · pieces of the weight 4 · first 4 · hashes
 //! ```
@@ -48,7 +48,7 @@ impl PackedTable {
         let n_bytes = file.metadata().map_err(|error| error.to_string())?.len();
         let mut head = [0; HEAD_BYTES];
         file.read_exact_at(&mut head, 0).map_err(|error| format!("its head: {error}"))?;
-        let mut fields = FieldReader(&head);
+        let mut fields = TableReader(&head);
         if fields.array() != Some(MAGIC) {
             return Err("it is no file of packed matrices".into());
         }
@@ -68,7 +68,7 @@ impl PackedTable {
         if fields.array() != Some(*blake3::hash(&table).as_bytes()) {
             return Err("its table differs from its hash".into());
         }
-        let entries = FieldReader(&table).entries().ok_or("its table is malformed")?;
+        let entries = TableReader(&table).entries().ok_or("its table is malformed")?;
         let is_whole =
             |entry: &PackedEntry| entry.at.checked_add(entry.n_bytes as u64).is_some_and(|end| end <= n_bytes);
         match entries.iter().find(|entry| !is_whole(entry)) {
@@ -102,9 +102,9 @@ fn put_text(to: &mut Vec<u8>, text: &str) {
 }
 
 /// Takes fields from the front. None where the bytes end too early.
-struct FieldReader<'a>(&'a [u8]);
+struct TableReader<'a>(&'a [u8]);
 
-impl<'a> FieldReader<'a> {
+impl<'a> TableReader<'a> {
     fn bytes(&mut self, n: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(n)?;
         self.0 = rest;
