@@ -148,6 +148,11 @@ impl Checkpoint {
         self.mtp.as_ref().map(|mtp| &mtp.spec)
     }
 
+    /// The stored bytes of that layer, by its parts.
+    pub fn mtp_sizes(&self) -> Option<ModelSizes> {
+        ModelSizes::of_mtp(self)
+    }
+
     /// The sampling that the model's makers recommend, if any.
     pub fn defaults(&self) -> &SamplingDefaults {
         &self.defaults

@@ -34,13 +34,20 @@ pub struct LayerSizes {
 
 impl ModelSizes {
     pub(crate) fn of(checkpoint: &Checkpoint) -> ModelSizes {
-        ModelSizes::measured(checkpoint.spec(), |expected| {
-            let dtype = checkpoint.find(&expected.name).map(|tensor| tensor.dtype);
-            let n = (expected.shape[0] * expected.shape[1]) as u64;
-            let bytes = dtype.and_then(|dtype| dtype.bytes_of(n)).unwrap_or(0);
-            // Devices keep an f32 for every 32 numbers, however few scales the file has.
-            if dtype == Some(Dtype::F8E4M3) { bytes + n / 8 } else { bytes }
-        })
+        ModelSizes::measured(checkpoint.spec(), |expected| stored_bytes(checkpoint, &expected.name, expected.shape))
+    }
+
+    /// The sizes of the layer that predicts one token further, with an embedding and a head as large as the model's.
+    /// Its outer product counts as a norm. None if the file does not have the layer.
+    pub(crate) fn of_mtp(checkpoint: &Checkpoint) -> Option<ModelSizes> {
+        let layer = &checkpoint.mtp()?.layer;
+        let mut sizes = ModelSizes::measured(layer, |expected| {
+            let name = expected.name.replacen("model.layers.", "mtp.layers.", 1);
+            stored_bytes(checkpoint, &name, expected.shape)
+        });
+        let hidden = layer.hidden as usize;
+        sizes.norm += stored_bytes(checkpoint, names::MTP_PRODUCT, [hidden, 2 * hidden]);
+        Some(sizes)
     }
 
     /// The sizes of a model of this shape, with the bytes of each tensor from `bytes_of`.
@@ -71,6 +78,14 @@ impl ModelSizes {
             + self.head
             + self.layer_inputs
     }
+}
+
+fn stored_bytes(checkpoint: &Checkpoint, name: &str, shape: [usize; 2]) -> u64 {
+    let dtype = checkpoint.find(name).map(|tensor| tensor.dtype);
+    let n = (shape[0] * shape[1]) as u64;
+    let bytes = dtype.and_then(|dtype| dtype.bytes_of(n)).unwrap_or(0);
+    // Devices keep an f32 for every 32 numbers, however few scales the file has.
+    if dtype == Some(Dtype::F8E4M3) { bytes + n / 8 } else { bytes }
 }
 
 /// What query heads divide, heads with a state, or runs of a short convolution's channels.

@@ -55,6 +55,8 @@ pub struct Limits {
     pub speculation: Speculation,
     /// A smaller model that guesses. Its memory is in `ModelShape::draft`.
     pub draft_model: Option<DraftModel>,
+    /// The model's own layer that guesses. Its memory is in `ModelShape::draft` too.
+    pub mtp: Option<MtpDrafts>,
     /// Events that wait for the loop; a sender waits while the queue is full.
     pub events_max: usize,
     /// Frames that wait for one router. A router that leaves more unread is cut off, so that it delays no one else.
@@ -74,6 +76,7 @@ impl Default for Limits {
             steps_in_flight_max: 2,
             speculation: Speculation::default(),
             draft_model: None,
+            mtp: None,
             events_max: 4096,
             router_frames_max: 4096,
             rank_frames_max: 64,
@@ -101,28 +104,43 @@ pub struct DraftModel {
     pub is_alone: bool,
 }
 
+/// Guesses by the model's own layer that predicts one token further, which the sampling rank holds whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MtpDrafts {
+    /// The memory for its KV cache.
+    pub kv_bytes: u64,
+    /// The time of one of its passes, in thousandths of a step.
+    pub pass_permille: u32,
+    /// Only the layer guesses, and repetitions in answers do not.
+    pub is_alone: bool,
+}
+
 impl Limits {
     /// Returns the ranks' settings for guesses.
     pub(crate) fn guesses(&self) -> Option<wire::Guesses> {
         let Speculation { drafting, ngrams: NgramLimits { least, most } } = self.speculation;
+        let cost = |pass_permille: u32| match drafting {
+            DraftPolicy::Adaptive { row, .. } => Some(wire::DraftCost {
+                row_permille: row.permille(),
+                pass_permille,
+                is_learned: matches!(row, RowCost::Learned(_)),
+            }),
+            DraftPolicy::Off | DraftPolicy::Fixed(_) => None,
+        };
         let of_model = |draft: &DraftModel| wire::DraftModel {
             path: draft.path.to_string_lossy().into_owned(),
             kv_bytes: draft.kv_bytes,
-            cost: match drafting {
-                DraftPolicy::Adaptive { row, .. } => Some(wire::DraftCost {
-                    row_permille: row.permille(),
-                    pass_permille: draft.pass_permille,
-                    is_learned: matches!(row, RowCost::Learned(_)),
-                }),
-                DraftPolicy::Off | DraftPolicy::Fixed(_) => None,
-            },
+            cost: cost(draft.pass_permille),
         };
+        let of_layer = |mtp: MtpDrafts| wire::MtpDrafts { kv_bytes: mtp.kv_bytes, cost: cost(mtp.pass_permille) };
+        let is_model_alone = self.draft_model.as_ref().is_some_and(|draft| draft.is_alone);
         let guesses = wire::Guesses {
             n_max: drafting.max(),
             ngram_least: least.into(),
             ngram_most: most.into(),
-            no_ngrams: self.draft_model.as_ref().is_some_and(|draft| draft.is_alone),
+            no_ngrams: is_model_alone || self.mtp.is_some_and(|mtp| mtp.is_alone),
             draft_model: self.draft_model.as_ref().map(of_model),
+            mtp: self.mtp.map(of_layer),
         };
         (guesses.n_max > 0).then_some(guesses)
     }

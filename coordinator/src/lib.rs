@@ -16,7 +16,7 @@ mod requests;
 mod service;
 mod worker_id;
 
-pub use config::{Config, DigestInputs, DraftModel, Limits, Speculation, Timings};
+pub use config::{Config, DigestInputs, DraftModel, Limits, MtpDrafts, Speculation, Timings};
 pub use placement::{
     Blueprint, Bottleneck, DraftModelCost, ExpertShape, Inventory, Link, Links, Machine, ModelShape, PlacementPolicy,
     PoolSize, Prediction, Roofline, STAGES_MAX, Shard, ShortenedContext, Speed, StageTime, StepWork, Unplaceable,

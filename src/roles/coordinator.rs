@@ -1,5 +1,6 @@
 //! Builds a coordinator from its settings, within `serve` or in a process of its own.
 
+use super::drafts::DraftModels;
 use super::process::{hash_salt, micros_since_1970, start_telemetry, stop_on_signals};
 use super::{drafts, page};
 use crate::models;
@@ -129,7 +130,7 @@ fn model_name(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> String {
 fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -> anyhow::Result<coordinator::Config> {
     let CoordinatorParts { queue, coordinator: settings, device, spoken, .. } = parts;
     let defaults = coordinator::Limits::default();
-    let (shape, draft_model) = drafts::shape(parts, checkpoint)?;
+    let (shape, DraftModels { draft_model, mtp }) = drafts::shape(parts, checkpoint)?;
     Ok(coordinator::Config {
         replica: replica.into(),
         model: model_name(parts, checkpoint),
@@ -149,6 +150,7 @@ fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -
             pace: settings.pace(),
             speculation: settings.speculation.speculation(settings.grid(), device.class()),
             draft_model,
+            mtp,
             ..defaults
         },
         waits: coordinator::Timings {

@@ -19,13 +19,14 @@ const ROW_PERMILLE: u32 = 270;
 #[serde(rename_all = "kebab-case")]
 pub struct SpeculationSettings {
     /// Guess the next tokens from a request's earlier tokens, and verify them in one step; no answer changes: off,
-    /// auto (as many as make it faster), ngram (the same), or a number of tokens for every step [default: auto with a
-    /// draft model, or on one CPU stage without tensor parallelism; otherwise off]
+    /// auto (as many as make it faster), ngram (the same), mtp (the model's own layer guesses too), or a number of
+    /// tokens for every step [default: auto with a draft model, or on one CPU stage without tensor parallelism;
+    /// otherwise off]
     #[arg(
         long,
         alias = "spec-type",
         env = "LOCKSTEP_SPECULATION",
-        value_name = "off|auto|ngram|N",
+        value_name = "off|auto|ngram|mtp|N",
         conflicts_with = "speculative_config"
     )]
     pub speculation: Option<SpeculationChoice>,
@@ -67,13 +68,17 @@ pub enum SpeculationChoice {
     Ngram,
     /// As `auto`, and a draft model must be there.
     DraftModel,
+    /// As `auto`, and the model's own layer guesses too.
+    Mtp,
     Fixed(u16),
 }
 
 impl SpeculationSettings {
     pub fn check(&self) -> anyhow::Result<()> {
-        let is_used = self.draft_kv_memory.is_none() || self.draft().is_some();
+        let is_used = self.draft_kv_memory.is_none() || self.draft().is_some() || self.uses_mtp();
         ensure!(is_used, "--draft-kv-memory needs a draft model: give --draft-model");
+        let is_one = !(self.uses_mtp() && self.draft().is_some());
+        ensure!(is_one, "--speculation mtp and --draft-model cannot be given together");
         let needs_model = self.speculation == Some(SpeculationChoice::DraftModel) && self.draft_model.is_none();
         ensure!(!needs_model, "--speculation draft-simple needs a draft model: give --draft-model");
         if let (Some(choice @ (SpeculationChoice::Off | SpeculationChoice::Fixed(_))), Some(max)) =
@@ -90,13 +95,20 @@ impl SpeculationSettings {
         self.draft_model.as_deref().or_else(of_config)
     }
 
+    /// Returns whether the model's own layer that predicts one token further guesses.
+    pub fn uses_mtp(&self) -> bool {
+        let of_config =
+            self.speculative_config.as_ref().is_some_and(|config| config.method.is_some_and(|of| of.is_mtp()));
+        of_config || self.speculation == Some(SpeculationChoice::Mtp)
+    }
+
     /// Sets the path at which the draft model was found.
     pub fn set_draft_path(&mut self, path: String) {
         let of_config = self.speculative_config.as_mut().map(|config| &mut config.model);
         *of_config.unwrap_or(&mut self.draft_model) = Some(path);
     }
 
-    /// Returns whether only the draft model guesses.
+    /// Returns whether only the draft model or the model's own layer guesses.
     pub fn is_draft_alone(&self) -> bool {
         self.speculative_config.is_some()
     }
@@ -116,8 +128,8 @@ impl SpeculationSettings {
         let drafting = match (&self.speculative_config, self.speculation.unwrap_or(default)) {
             (Some(config), _) => config.num_speculative_tokens.map_or(adaptive, DraftPolicy::Fixed),
             (None, SpeculationChoice::Off) => DraftPolicy::Off,
-            (None, SpeculationChoice::Auto | SpeculationChoice::Ngram | SpeculationChoice::DraftModel) => adaptive,
             (None, SpeculationChoice::Fixed(n)) => DraftPolicy::Fixed(n),
+            (None, _) => adaptive,
         };
         let ngrams = self.speculative_config.as_ref().map_or_else(NgramLimits::default, SpeculativeConfig::ngrams);
         Speculation { drafting, ngrams }
@@ -127,9 +139,10 @@ impl SpeculationSettings {
 impl SpeculationChoice {
     /// Returns the choice for two sources, which llama.cpp's `--spec-type` separates by a comma.
     fn of_both(one: SpeculationChoice, other: SpeculationChoice) -> Result<SpeculationChoice, String> {
-        use SpeculationChoice::{DraftModel, Ngram};
+        use SpeculationChoice::{DraftModel, Mtp, Ngram};
         match (one, other) {
             (Ngram, Ngram) => Ok(Ngram),
+            (Mtp, Ngram | Mtp) | (Ngram, Mtp) => Ok(Mtp),
             (DraftModel, Ngram | DraftModel) | (Ngram, DraftModel) => Ok(DraftModel),
             _ => Err(format!("{one} and {other} cannot be given together")),
         }
@@ -150,11 +163,15 @@ impl FromStr for SpeculationChoice {
                 Ok(SpeculationChoice::Ngram)
             }
             "draft-simple" => Ok(SpeculationChoice::DraftModel),
-            "draft-eagle3" | "draft-mtp" | "draft-dflash" | "draft-dspark" => Err(format!("{word} is not supported")),
+            "mtp" | "draft-mtp" => Ok(SpeculationChoice::Mtp),
+            "draft-eagle3" | "draft-dflash" | "draft-dspark" => Err(format!("{word} is not supported")),
             number => match number.parse() {
                 Ok(0) => Ok(SpeculationChoice::Off),
                 Ok(n) if u32::from(n) <= types::DRAFT_ROWS_MAX => Ok(SpeculationChoice::Fixed(n)),
-                _ => Err(format!("{word:?} is not one of: off, auto, ngram, a number up to {}", types::DRAFT_ROWS_MAX)),
+                _ => Err(format!(
+                    "{word:?} is not one of: off, auto, ngram, mtp, a number up to {}",
+                    types::DRAFT_ROWS_MAX
+                )),
             },
         }
     }
@@ -167,6 +184,7 @@ impl fmt::Display for SpeculationChoice {
             SpeculationChoice::Auto => to.write_str("auto"),
             SpeculationChoice::Ngram => to.write_str("ngram"),
             SpeculationChoice::DraftModel => to.write_str("draft-simple"),
+            SpeculationChoice::Mtp => to.write_str("mtp"),
             SpeculationChoice::Fixed(n) => n.fmt(to),
         }
     }
@@ -204,6 +222,14 @@ pub struct SpeculativeConfig {
 enum SpeculationMethod {
     Ngram,
     DraftModel,
+    #[serde(alias = "qwen3_5_mtp", alias = "qwen3_next_mtp", alias = "glm4_moe_mtp")]
+    Mtp,
+}
+
+impl SpeculationMethod {
+    fn is_mtp(self) -> bool {
+        self == SpeculationMethod::Mtp
+    }
 }
 
 impl SpeculativeConfig {
@@ -217,9 +243,11 @@ impl SpeculativeConfig {
         }
         let looks_up = self.prompt_lookup_max.or(self.prompt_lookup_min).is_some();
         match (self.method, &self.model) {
-            (Some(SpeculationMethod::Ngram), None) | (Some(SpeculationMethod::DraftModel) | None, Some(_)) => {}
-            (Some(SpeculationMethod::Ngram), Some(model)) => {
-                bail!("--speculative-config: ngram has no model, and `model` is {model:?}")
+            (Some(SpeculationMethod::Ngram | SpeculationMethod::Mtp), None)
+            | (Some(SpeculationMethod::DraftModel) | None, Some(_)) => {}
+            (Some(method @ (SpeculationMethod::Ngram | SpeculationMethod::Mtp)), Some(model)) => {
+                let name = if method.is_mtp() { "mtp" } else { "ngram" };
+                bail!("--speculative-config: {name} has no model, and `model` is {model:?}")
             }
             (Some(SpeculationMethod::DraftModel) | None, None) => {
                 bail!("--speculative-config: `model` is missing")
@@ -280,7 +308,7 @@ mod tests {
         assert!(matches!(drafting("auto").unwrap(), DraftPolicy::Adaptive { .. }));
         assert_eq!(drafting("ngram").unwrap(), drafting("auto").unwrap());
         for wrong in ["33", "-1", "eagle", ""] {
-            assert!(drafting(wrong).unwrap_err().to_string().contains("not one of: off, auto, ngram"), "{wrong}");
+            assert!(drafting(wrong).unwrap_err().to_string().contains("not one of: off, auto, ngram, mtp"), "{wrong}");
         }
         for word in ["off", "auto", "ngram", "7"] {
             assert_eq!(word.parse::<SpeculationChoice>().unwrap().to_string(), word);
@@ -301,6 +329,7 @@ mod tests {
         let choice = |word: &str| word.parse::<SpeculationChoice>();
         assert_eq!(choice("none"), Ok(SpeculationChoice::Off));
         assert_eq!(choice("ngram-mod,ngram-simple"), Ok(SpeculationChoice::Ngram));
+        assert_eq!(choice("draft-mtp,ngram-mod"), Ok(SpeculationChoice::Mtp));
         assert_eq!(choice("ngram-mod,draft-simple"), Ok(SpeculationChoice::DraftModel));
         assert!(choice("draft-eagle3,ngram-mod").unwrap_err().contains("draft-eagle3 is not supported"));
         assert!(choice("none,ngram-mod").unwrap_err().contains("cannot be given together"));
@@ -328,6 +357,11 @@ mod tests {
         };
         let auto = config(r#"{"method":"ngram"}"#).unwrap();
         assert_eq!(auto.drafting, settings("auto", None).unwrap().drafting);
+        let mtp = r#"{"method":"qwen3_5_mtp","num_speculative_tokens":2}"#.parse().unwrap();
+        let mtp = SpeculationSettings { speculative_config: Some(mtp), ..NOTHING };
+        mtp.check().unwrap();
+        assert!(mtp.uses_mtp() && mtp.is_draft_alone());
+        refused(r#"{"method":"mtp","model":"other"}"#, "mtp has no model");
         refused(r#"{"method":"eagle","num_speculative_tokens":3}"#, "eagle");
         refused(r#"{"method":"ngram","num_speculative_tokens":3,"model":"draft"}"#, "model");
         refused(r#"{"method":"ngram","num_speculative_tokens":0}"#, "num_speculative_tokens is 0");

@@ -13,7 +13,8 @@ use checkpoint::Checkpoint;
 use checkpoint::catalogue::{self, ModelSources};
 use cluster::MemoryStore;
 use coordinator::{
-    Blueprint, DraftModel, Machine, ModelShape, PlacementPolicy, Speculation, StepPace, Unplaceable, WorkerId, plan,
+    Blueprint, DraftModel, Machine, ModelShape, MtpDrafts, PlacementPolicy, Speculation, StepPace, Unplaceable,
+    WorkerId, plan,
 };
 use node::Node;
 use proto::cluster as wire;
@@ -91,6 +92,8 @@ pub struct Setup {
     pub recalled: Option<Arc<RecalledLogs>>,
     /// A model that guesses.
     pub draft_model: Option<DraftModel>,
+    /// The model's own layer that guesses.
+    pub mtp: Option<MtpDrafts>,
 }
 
 impl Setup {
@@ -118,6 +121,7 @@ impl Setup {
             speculation: Speculation::default(),
             recalled: None,
             draft_model: None,
+            mtp: None,
         }
     }
 
@@ -206,6 +210,7 @@ impl Setup {
                 steps_in_flight_max: self.steps_in_flight_max,
                 speculation: self.speculation,
                 draft_model: self.draft_model.clone(),
+                mtp: self.mtp,
                 ..coordinator::Limits::default()
             },
             // State reports are frequent, and no rank counts as lost on a machine that is busy with other tests.

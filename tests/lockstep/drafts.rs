@@ -7,7 +7,7 @@ use crate::common::requests::{REQUESTS, difference, tiny_requests};
 use crate::common::watched::Seen;
 use crate::common::{Answer, Replica, Setup, reference_folder, smollm2};
 use crate::processes::DOORS;
-use coordinator::{DraftModel, DraftPolicy, RowCost, Speculation};
+use coordinator::{DraftModel, DraftPolicy, MtpDrafts, RowCost, Speculation};
 use grammar::{GrammarLimits, GrammarSpec, ThinkingBudget};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -78,7 +78,11 @@ struct Bench {
 
 impl Bench {
     async fn new() -> Bench {
-        let model = reference_folder(MODEL);
+        Bench::of(MODEL).await
+    }
+
+    async fn of(name: &str) -> Bench {
+        let model = reference_folder(name);
         let (requests, base) = (requests(&model), Setup::new(model, "int8", "f16").on(1, 1));
         let base = Setup { masks: PATIENT, ..base };
         let mut replica = Replica::start(&base).await;
@@ -96,7 +100,8 @@ impl Bench {
     /// Checks the bits, and that the target accepts drafts and rejects drafts.
     async fn same(&self, way: &str, drafting: DraftPolicy, setup: Setup, breaks: &[u32]) -> Seen {
         let speculation = Speculation { drafting, ..Speculation::default() };
-        let recalled = setup.draft_model.is_none().then(|| self.recalled.clone());
+        let has_model = setup.draft_model.is_some() || setup.mtp.is_some();
+        let recalled = (!has_model).then(|| self.recalled.clone());
         let setup = Setup { speculation, recalled, ..setup };
         let mut replica = Replica::start(&setup).await;
         breaks.iter().for_each(|n| replica.break_at(*n));
@@ -192,6 +197,28 @@ async fn a_draft_model_changes_no_bit() {
     let few = DraftModel { kv_bytes: 64 << 10, ..rounded() };
     let few = Setup { draft_model: Some(few), ..bench.base.clone() };
     bench.same("few blocks", DraftPolicy::Fixed(4), few, &[]).await;
+}
+
+/// Layers of random weights guess badly, and a few of their guesses are accepted.
+#[tokio::test]
+async fn the_models_own_layer_changes_no_bit() {
+    for name in ["qwen3.5-mtp", "glm4-moe-mtp"] {
+        let bench = Bench::of(name).await;
+        let mtp = Some(MtpDrafts { kv_bytes: 1 << 20, pass_permille: 10, is_alone: true });
+        let base = Setup { mtp, ..bench.base.clone() };
+        let chunked = Setup { chunk_tokens_max: 7, prefix_cache: true, ..base.clone() };
+        let crowded = Setup { n_blocks: CROWDED_BLOCKS, prefix_cache: true, ..base.clone() };
+        for (way, setup, breaks) in [
+            ("tp 1", base.clone(), &[][..]),
+            ("tp 2", base.on(2, 1), &[]),
+            ("pp 2", base.on(1, 2), &[]),
+            ("chunks of 7", chunked, &[]),
+            ("preempted", crowded, &[]),
+            ("lost ranks", base.on(1, 2), &[9, 25]),
+        ] {
+            bench.same(&format!("{name}, {way}"), DraftPolicy::Fixed(4), setup, breaks).await;
+        }
+    }
 }
 
 /// Requests without a grammar, one after another, so that counts are the same in every run.

@@ -23,7 +23,7 @@ pub use load::packed_cache::{PackedCache, PackedCacheConfig, remove_packed};
 pub use load::scrub::{Scrubber, SpoiltWeight};
 pub use load::weight_cache::WeightCache;
 pub use load::{fetch, source};
-pub use runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource, RecalledLogs};
+pub use runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource, MtpConfig, RecalledLogs};
 pub use runner::kv_commit::{KvPoolMemory, KvShortage};
 pub use runner::masks::MaskConfig;
 pub use runner::model_loader::{ComputeDevice, ModelLoader};

@@ -75,7 +75,7 @@ fn steady_steps_allocate_nothing() {
 fn steady_steps_with_drafts_allocate_nothing() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let ngrams = GuessSource::Ngrams(NgramLimits { least: 1, most: 4 });
-    let ngrams = GuessConfig { source: ngrams, n_max: DRAFTS_MAX, draft_model: None };
+    let ngrams = GuessConfig { source: ngrams, n_max: DRAFTS_MAX, draft_model: None, mtp: None };
     with_drafts(ngrams.clone(), None, n_allocations);
     // Grammars run on threads of their own, which allocate.
     let rhyme = GrammarSpec::Regex("((ding|dong) ){60}".into());

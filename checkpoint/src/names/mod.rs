@@ -14,7 +14,7 @@ use rows::{Dim, TensorCut, TensorMapping};
 use std::collections::{BTreeMap, HashMap};
 
 pub use mtp::MtpSpec;
-pub use rows::{EMBEDDING, GATE_UP_TOGETHER, HEAD, LAYER_INPUTS, POSITIONS};
+pub use rows::{EMBEDDING, GATE_UP_TOGETHER, HEAD, LAYER_INPUTS, MTP_PRODUCT, POSITIONS};
 
 /// One tensor that a model must have.
 #[derive(Clone, Debug, PartialEq, Eq)]

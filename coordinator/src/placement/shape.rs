@@ -46,6 +46,11 @@ impl ModelShape {
         ModelShape::from_sizes(checkpoint.spec(), checkpoint.sizes())
     }
 
+    /// The shape of the layer that predicts one token further, as a model of its own. None if the file does not have it.
+    pub fn of_mtp(checkpoint: &Checkpoint) -> Option<ModelShape> {
+        Some(ModelShape::from_sizes(&checkpoint.mtp()?.layer, checkpoint.mtp_sizes()?))
+    }
+
     pub(crate) fn cuts(&self) -> LayerCuts<'_> {
         LayerCuts { joined: &self.joined, n_layers: self.n_layers }
     }

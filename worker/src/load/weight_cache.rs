@@ -11,7 +11,7 @@ use crate::load::scrub::HashedPart;
 use crate::load::vocabulary::LazyVocabulary;
 use backend::Device;
 use checkpoint::ModelSpec;
-use model::Model;
+use model::{Model, MtpHead};
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,7 +36,9 @@ impl<D: Device + 'static> AnyPart for LoadedPart<D> {
     fn satisfies(&self, assignment: &Assignment) -> bool {
         let draft_spec = DraftSpec::of(assignment);
         let has_draft = draft_spec.is_none_or(|spec| self.draft.as_ref().is_some_and(|draft| draft.has_spec(&spec)));
-        self.reading.satisfies(assignment) && !self.is_spoilt() && has_draft
+        let needs_mtp = assignment.guesses.mtp.is_some() && assignment.layout.part(assignment.rank).is_sampler();
+        let has_layers = has_draft && (self.mtp.is_some() || !needs_mtp);
+        self.reading.satisfies(assignment) && !self.is_spoilt() && has_layers
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
@@ -64,6 +66,8 @@ pub(crate) struct LoadedPart<D: Device> {
     pub vocabulary: Arc<LazyVocabulary>,
     /// Present on the sampling rank, where a draft model guesses.
     pub draft: Option<DraftWeights<D>>,
+    /// Present on the sampling rank, where the model's own layer guesses.
+    pub mtp: Option<MtpHead<D>>,
     /// Present if the weights are checked in memory.
     pub hashed: Option<Arc<HashedPart>>,
 }

@@ -5,7 +5,7 @@ use crate::runner::guesses::{GuessConfig, Guesser};
 use telemetry::metrics;
 use types::{DRAFT_ROWS_MAX, RequestId, Step, StepDone};
 
-pub(super) struct DraftCounts([GuesserCounts; 3]);
+pub(super) struct DraftCounts([GuesserCounts; 4]);
 
 struct GuesserCounts {
     guesser: Guesser,
@@ -18,7 +18,7 @@ impl DraftCounts {
     pub fn new(config: &GuessConfig) -> DraftCounts {
         let none = [0; DRAFT_ROWS_MAX as usize];
         let of = |guesser| GuesserCounts { guesser, name: config.name_of(guesser), proposed: none, accepted: none };
-        DraftCounts([Guesser::Source, Guesser::Grammar, Guesser::DraftModel].map(of))
+        DraftCounts([Guesser::Source, Guesser::Grammar, Guesser::DraftModel, Guesser::Mtp].map(of))
     }
 
     pub fn count(&mut self, step: &Step, done: &StepDone, drafted_by: impl Fn(RequestId) -> Guesser) {

@@ -8,6 +8,7 @@ pub(crate) mod masks;
 pub mod model_loader;
 mod model_part;
 pub mod model_runner;
+mod mtp;
 mod refused;
 pub mod sequences;
 pub mod sim;

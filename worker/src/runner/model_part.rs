@@ -11,11 +11,12 @@ use crate::load::weight_cache::{LoadedPart, PartInUse, PartKey, WeightCache};
 use crate::runner::draft_model::{DraftLimits, DraftModelRunner};
 use crate::runner::guesses::LearnedDraftCost;
 use crate::runner::kv_commit::KvPoolMemory;
+use crate::runner::mtp::MtpRunner;
 use crate::runner::sequences::SequenceLimits;
 use backend::{Device, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::{CancelFlag, ChunkLimits, ExchangeLimits};
-use model::{KvCache, LoadSource, Model, PassLimits};
+use model::{KvCache, LoadSource, Model, MtpHead, PassLimits};
 use std::sync::Arc;
 use std::time::Instant;
 use types::{BLOCKS_MAX, DeviceClass, PolicyDigest, RankPart, Unsupported};
@@ -26,6 +27,7 @@ pub(super) struct ModelPart<D: Device + 'static> {
     pub kv: KvCache<D>,
     pub kv_commit: Option<KvPoolMemory>,
     pub draft_model: Option<DraftModelRunner<D>>,
+    pub mtp: Option<MtpRunner<D>>,
     pub limits: SequenceLimits,
     pub direct: ExchangeLimits,
 }
@@ -57,6 +59,7 @@ pub(super) fn load_part<D: Device + 'static>(
         None => (read(open()?, (assignment, part), packed_cache, cancel)?, None),
     };
     held.draft = draft_weights(held.draft.take(), &open, assignment, held.spec.vocab, cancel)?;
+    load_mtp(&mut held, assignment, part, cancel)?;
     if let Some(scrubber) = scrubber {
         let hashed = held.hashed.take().unwrap_or_else(|| Arc::new(HashedPart::of(held.model.packed(), &held.device)));
         scrubber.watch(&hashed, assignment.rank);
@@ -66,6 +69,7 @@ pub(super) fn load_part<D: Device + 'static>(
     let (limits, specs) = sizes(assignment, spec, part, device.class())?;
     let kv = KvCache::new(device, &specs).map_err(load_failed(assignment))?;
     let draft_model = held.draft.as_ref().map(|draft| draft_runner(draft, assignment)).transpose()?;
+    let mtp = held.mtp.as_ref().map(|head| mtp_runner(&held.device, head, assignment)).transpose()?;
     let lengths = (assignment.context, assignment.batch_tokens_max);
     let kv_commit = KvPoolMemory::new(kv.block_memories(device), &specs, &limits.groups, lengths);
     let (weight_bytes, weights) = (held.model.weight_bytes() as u64, held.model.piece_runs().to_vec());
@@ -74,7 +78,7 @@ pub(super) fn load_part<D: Device + 'static>(
     let (epoch, rank) = (assignment.epoch, assignment.rank.0);
     tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
     let (of, direct) = (PartKey::new(*policy, assignment, part), exchange_limits(&limits, spec, device.class()));
-    Ok((ModelPart { lent: weight_cache.hand_out(held, of), kv, kv_commit, draft_model, limits, direct }, ready))
+    Ok((ModelPart { lent: weight_cache.hand_out(held, of), kv, kv_commit, draft_model, mtp, limits, direct }, ready))
 }
 
 /// Returns the draft model for this rank, kept or read.
@@ -104,6 +108,50 @@ fn draft_runner<D: Device>(draft: &DraftWeights<D>, assignment: &Assignment) -> 
     DraftModelRunner::new(draft, limits).map_err(load_failed(assignment))
 }
 
+/// Reads the layer that predicts one token further, where it guesses.
+fn load_mtp<D: Device>(
+    held: &mut LoadedPart<D>,
+    assignment: &Assignment,
+    part: &RankPart,
+    cancel: &CancelFlag,
+) -> Result<(), LoadError> {
+    let guesses = assignment.guesses.mtp.is_some() && part.is_sampler();
+    held.model.keep_hidden(guesses);
+    if !guesses {
+        held.mtp = None;
+        return Ok(());
+    }
+    if assignment.guesses.draft_model.is_some() {
+        return Err(Unsupported("a draft model beside the model's own layer that guesses").into());
+    }
+    if held.device.class() != DeviceClass::Cpu {
+        return Err(Unsupported("guesses by a layer of the model on devices other than the CPU").into());
+    }
+    if held.mtp.is_none() {
+        let checkpoint = Checkpoint::open(&assignment.model_path).map_err(load_failed(assignment))?;
+        let (rows_max, outputs_max) = (assignment.batch_tokens_max as usize, assignment.running_max as usize);
+        let limits = PassLimits { rows_max, outputs_max, context: assignment.context };
+        let head = MtpHead::load(&checkpoint, &held.device, limits, Some(&held.model), cancel);
+        let head = head.map_err(load_failed(assignment))?;
+        tracing::info!(bytes = head.weight_bytes(), "loaded the layer that predicts one token further");
+        held.mtp = Some(head);
+    }
+    Ok(())
+}
+
+fn mtp_runner<D: Device>(device: &D, head: &MtpHead<D>, assignment: &Assignment) -> Result<MtpRunner<D>, LoadError> {
+    let config = assignment.guesses.mtp;
+    let limits = DraftLimits {
+        kv_bytes: config.map_or(0, |config| config.kv_bytes),
+        cost: config.and_then(|config| Some(LearnedDraftCost::new(config.cost?, config.learns_cost))),
+        kv_dtype: assignment.kv_dtype,
+        running_max: assignment.running_max as usize,
+        zero_kv: assignment.zero_kv,
+    };
+    let pass = (assignment.batch_tokens_max as usize, assignment.context);
+    MtpRunner::new(device, head, limits, pass).map_err(load_failed(assignment))
+}
+
 /// Reads the model again if the same model can still be read. If its file is gone or has another model, the rank keeps
 /// its old weights. Before the reading they are dropped, as there may not be room for both.
 fn reload<D: Device>(
@@ -125,8 +173,8 @@ fn reload<D: Device>(
         kept.reading.record_refused(assignment, files, why.clone());
         return Ok((kept, Some(why)));
     }
-    let LoadedPart { device, model, hashed, .. } = kept;
-    drop((model, hashed));
+    let LoadedPart { device, model, hashed, mtp, .. } = kept;
+    drop((model, hashed, mtp));
     // An operator may distrust what was made of the files, so that the files themselves are read.
     packed_cache.iter().for_each(|cache| cache.forget_last());
     Ok((read(device, (assignment, part), packed_cache, cancel)?, None))
@@ -171,7 +219,7 @@ fn read<D: Device>(
     let (policy, spec) = (policy(assignment, &checkpoint, &device)?, checkpoint.spec().clone());
     let vocabulary = Arc::new(LazyVocabulary::new(&assignment.model_path, spec.vocab, &spec.eos));
     let reading = WeightsReadRecord::new(assignment, &checkpoint);
-    Ok(LoadedPart { device, model, spec, policy, reading, vocabulary, draft: None, hashed: None })
+    Ok(LoadedPart { device, model, spec, policy, reading, vocabulary, draft: None, mtp: None, hashed: None })
 }
 
 fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device) -> Result<PolicyDigest, LoadError> {

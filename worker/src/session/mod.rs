@@ -10,7 +10,7 @@ pub mod scrubbing;
 use crate::assignment::{Assignment, MeshSecret};
 use crate::config::{Config, ExecutionMode};
 use crate::error::Error;
-use crate::runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource};
+use crate::runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource, MtpConfig};
 use crate::session::committing::KvReporting;
 use crate::session::heartbeat::{HeartbeatSender, HeartbeatSource, StepCounters};
 use crate::session::leases::ThreadLeases;
@@ -343,11 +343,20 @@ fn guesses(guesses: Guesses) -> GuessConfig {
     let least = or(guesses.ngram_least, default.least);
     let limits = NgramLimits { least, most: or(guesses.ngram_most, default.most) };
     let source = if guesses.no_ngrams { GuessSource::Off } else { GuessSource::Ngrams(limits) };
+    let learns = |cost: &Option<proto::cluster::DraftCost>| cost.is_some_and(|cost| cost.is_learned);
+    let cost = |cost: Option<proto::cluster::DraftCost>| {
+        cost.map(|cost| DraftCost { row_permille: cost.row_permille, pass_permille: cost.pass_permille })
+    };
     let draft_model = guesses.draft_model.map(|draft| DraftModelConfig {
         path: draft.path.into(),
         kv_bytes: draft.kv_bytes,
-        learns_cost: draft.cost.is_some_and(|cost| cost.is_learned),
-        cost: draft.cost.map(|cost| DraftCost { row_permille: cost.row_permille, pass_permille: cost.pass_permille }),
+        learns_cost: learns(&draft.cost),
+        cost: cost(draft.cost),
     });
-    GuessConfig { source, n_max: or(guesses.n_max, u16::MAX), draft_model }
+    let mtp = guesses.mtp.map(|mtp| MtpConfig {
+        kv_bytes: mtp.kv_bytes,
+        learns_cost: learns(&mtp.cost),
+        cost: cost(mtp.cost),
+    });
+    GuessConfig { source, n_max: or(guesses.n_max, u16::MAX), draft_model, mtp }
 }

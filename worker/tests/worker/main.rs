@@ -21,6 +21,7 @@ mod draft_models;
 mod grammars;
 mod grids;
 mod model_runner;
+mod mtp;
 mod packed;
 mod session;
 mod windows;

@@ -20,9 +20,9 @@ pub(super) struct DraftSequence {
 
 /// Where a sequence is in the cache.
 #[derive(Debug, Default)]
-pub(super) struct DraftMemory {
+pub(in crate::runner) struct DraftMemory {
     /// The blocks of its positions, the same in each group of what attention reads.
-    blocks: Vec<BlockId>,
+    pub blocks: Vec<BlockId>,
     states: DraftStates,
 }
 
@@ -74,7 +74,7 @@ impl DraftMemory {
 
 /// How many sequences a draft model's cache has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DraftRoom {
+pub(in crate::runner) struct DraftRoom {
     pub n_blocks: u32,
     /// The pages of states.
     pub n_pages: u32,
@@ -104,7 +104,7 @@ impl DraftRoom {
 }
 
 /// The free blocks and pages of a draft model's cache.
-pub(super) struct FreeDraftBlocks {
+pub(in crate::runner) struct FreeDraftBlocks {
     blocks: Vec<BlockId>,
     /// None without any group of states.
     pages: Option<Vec<BlockId>>,

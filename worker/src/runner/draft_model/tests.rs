@@ -16,7 +16,7 @@ const CONTEXT: u32 = 400;
 fn assignment(model_path: PathBuf, batch_tokens_max: u32) -> Assignment {
     let n_layers = Checkpoint::open(&model_path).unwrap().spec().n_layers;
     let draft_model = DraftModelConfig { path: model_path.clone(), kv_bytes: 0, cost: None, learns_cost: false };
-    let guesses = GuessConfig { source: GuessSource::Off, n_max: 32, draft_model: Some(draft_model) };
+    let guesses = GuessConfig { source: GuessSource::Off, n_max: 32, draft_model: Some(draft_model), mtp: None };
     Assignment {
         epoch: types::Epoch::default(),
         rank: Rank(0),

@@ -29,12 +29,25 @@ pub struct GuessConfig {
     pub n_max: u16,
     /// A smaller model that guesses where the source has no guess, or a worse one.
     pub draft_model: Option<DraftModelConfig>,
+    /// The model's own layer that predicts one token further guesses like a draft model.
+    pub mtp: Option<MtpConfig>,
 }
 
 /// A smaller model of the same vocabulary, held whole by the sampling rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DraftModelConfig {
     pub path: PathBuf,
+    /// Memory for its KV cache.
+    pub kv_bytes: u64,
+    /// The costs from which the number of guesses follows. None: always as many guesses as allowed.
+    pub cost: Option<DraftCost>,
+    /// Whether the costs give way to measured ones.
+    pub learns_cost: bool,
+}
+
+/// The layer of the model that predicts one token further, held whole by the sampling rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MtpConfig {
     /// Memory for its KV cache.
     pub kv_bytes: u64,
     /// The costs from which the number of guesses follows. None: always as many guesses as allowed.
@@ -51,6 +64,7 @@ pub enum Guesser {
     /// A grammar that allows only one continuation.
     Grammar,
     DraftModel,
+    Mtp,
 }
 
 /// The source of guesses.
@@ -98,7 +112,16 @@ impl GuessConfig {
     }
 
     fn is_off(&self) -> bool {
-        self.source == GuessSource::Off && self.draft_model.is_none()
+        self.source == GuessSource::Off && !self.has_model()
+    }
+
+    fn has_model(&self) -> bool {
+        self.draft_model.is_some() || self.mtp.is_some()
+    }
+
+    /// Switches all guessers off.
+    pub(super) fn switch_off(&mut self) {
+        (self.source, self.draft_model, self.mtp) = (GuessSource::Off, None, None);
     }
 
     /// Returns the guesser's label in metrics.
@@ -107,6 +130,7 @@ impl GuessConfig {
             Guesser::Source => self.source.name(),
             Guesser::Grammar => "grammar",
             Guesser::DraftModel => "draft_model",
+            Guesser::Mtp => "mtp",
         }
     }
 }
@@ -163,7 +187,7 @@ impl SequenceGuesses {
         (self.guesser, self.is_outdone) = (Guesser::Source, false);
         (self.of_source, self.of_model) = (AcceptanceRate::of_source(), AcceptanceRate::of_model());
         self.source = if may_guess { config.source.clone() } else { GuessSource::Off };
-        self.pauses = (may_guess && config.draft_model.is_some()).then(DraftBackoff::default);
+        self.pauses = (may_guess && config.has_model()).then(DraftBackoff::default);
         self.owner = None;
         if let GuessSource::Ngrams(limits) = self.source {
             self.owner = recent.and_then(|_| recent::owner_of(request));
@@ -182,7 +206,7 @@ impl SequenceGuesses {
         match self.guesser {
             Guesser::Source => self.of_source.note(n_tried, n_hit),
             Guesser::Grammar => {}
-            Guesser::DraftModel => self.of_model.note(n_tried, n_hit),
+            Guesser::DraftModel | Guesser::Mtp => self.of_model.note(n_tried, n_hit),
         }
         if std::mem::take(&mut self.is_outdone) {
             self.of_source.note(self.others.len().min(n_drawn), hits(&self.others));
@@ -224,19 +248,19 @@ impl SequenceGuesses {
     pub fn n_model_guesses(&mut self, cost: Option<DraftCost>, n_max: usize, n_draws: usize) -> usize {
         let Some(pauses) = &mut self.pauses else { return 0 };
         let is_guessed = match self.guesser {
-            Guesser::Grammar | Guesser::DraftModel => true,
+            Guesser::Grammar | Guesser::DraftModel | Guesser::Mtp => true,
             Guesser::Source => !self.tokens.is_empty() && self.of_source >= self.of_model,
         };
         if is_guessed { 0 } else { pauses.n_worth(cost, self.of_model, n_max, n_draws) }
     }
 
-    /// Takes the draft model's guesses.
-    pub fn set_model_guesses(&mut self, guessed: &[Token]) {
+    /// Takes the guesses of a model.
+    pub fn set_model_guesses(&mut self, guessed: &[Token], by: Guesser) {
         if !guessed.is_empty() {
             std::mem::swap(&mut self.tokens, &mut self.others);
             self.tokens.clear();
             self.tokens.extend_from_slice(guessed);
-            (self.guesser, self.is_outdone) = (Guesser::DraftModel, true);
+            (self.guesser, self.is_outdone) = (by, true);
         }
     }
 }

@@ -11,9 +11,11 @@
 use crate::load::weight_cache::{LoadedPart, PartInUse};
 use crate::runner::draft_counts::DraftCounts;
 use crate::runner::draft_model::DraftModelRunner;
+use crate::runner::guesses::Guesser;
 use crate::runner::kv_commit::KvPoolMemory;
 use crate::runner::masks::{GrammarMasks, MaskConfig};
 use crate::runner::model_part::ModelPart;
+use crate::runner::mtp::MtpRunner;
 use crate::runner::sequences::{RankSequences, StepViolation, TokenSource};
 use crate::runner::{RunError, Runner, UpcomingSteps, reuse_allocation};
 use backend::{Batch, Device, Draw, DrawError, DrawsInFlight, PassStats};
@@ -49,6 +51,8 @@ pub struct ModelRunner<D: Device + 'static> {
     draft_counts: DraftCounts,
     /// Only the sampler has one. Its weights are lent together with the sampler's part.
     draft_model: Option<DraftModelRunner<D>>,
+    /// The same of the model's own layer that predicts one token further.
+    mtp: Option<MtpRunner<D>>,
 }
 
 /// The progress of a step's draws after its pass has begun.
@@ -62,7 +66,7 @@ enum DrawProgress {
 
 impl<D: Device + 'static> ModelRunner<D> {
     pub(super) fn new(part: ModelPart<D>, ranks: Ranks<D>, masks: MaskConfig) -> ModelRunner<D> {
-        let ModelPart { lent, kv, kv_commit, draft_model, limits, .. } = part;
+        let ModelPart { lent, kv, kv_commit, draft_model, mtp, limits, .. } = part;
         let draft_counts = DraftCounts::new(&limits.guesses);
         let (outputs_max, message_words_max) = (limits.outputs_max(), limits.message_words_max());
         let n_guess_max = limits.guesses.n_max_among(1);
@@ -91,6 +95,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             counted,
             draft_counts,
             draft_model,
+            mtp,
         }
     }
 
@@ -103,6 +108,9 @@ impl<D: Device + 'static> ModelRunner<D> {
         }
         if let (Some(draft_model), Some(weights)) = (&mut self.draft_model, &self.lent.get().draft) {
             draft_model.begin(step, &weights.device);
+        }
+        if let Some(mtp) = &mut self.mtp {
+            mtp.begin(step, &self.lent.get().device);
         }
         self.clear_freed_blocks();
         while let Some(earlier) = self.sequences.step_to_receive(step) {
@@ -132,6 +140,9 @@ impl<D: Device + 'static> ModelRunner<D> {
         self.clear_freed_blocks();
         if let (Some(draft_model), Some(weights)) = (&mut self.draft_model, &self.lent.get().draft) {
             draft_model.forget_all(&weights.device);
+        }
+        if let Some(mtp) = &mut self.mtp {
+            mtp.forget_all(&self.lent.get().device);
         }
     }
 
@@ -260,7 +271,8 @@ impl<D: Device + 'static> ModelRunner<D> {
             self.begin_next(step, drawing, upcoming)?;
         }
         self.complete_draws(step, pass)?;
-        if let Some(cost) = self.draft_model.as_mut().and_then(|draft_model| draft_model.cost.as_mut()) {
+        let of_draft_model = self.draft_model.as_mut().and_then(|draft_model| draft_model.cost.as_mut());
+        if let Some(cost) = of_draft_model.or_else(|| self.mtp.as_mut()?.cost.as_mut()) {
             cost.note_step(self.batch.n_rows(), begun.elapsed());
         }
         self.count();
@@ -290,7 +302,21 @@ impl<D: Device + 'static> ModelRunner<D> {
         sequences.collect_guess_requests(step, &done.slices, draft_model.cost.as_ref(), &mut draft_model.requests);
         draft_model.guess(weights, |id| sequences.log(id))?;
         for (id, guessed) in draft_model.guesses() {
-            sequences.set_model_guesses(id, guessed);
+            sequences.set_model_guesses(id, guessed, Guesser::DraftModel);
+        }
+        Ok(())
+    }
+
+    /// Lets the model's own layer compute the step's positions, and guess where the source has no guesses.
+    fn guess_by_mtp(&mut self, step: &Step, done: &StepDone) -> model::Result<()> {
+        let ModelRunner { mtp, sequences, lent, batch, .. } = self;
+        let LoadedPart { device, model, mtp: head, .. } = lent.get_mut();
+        let (Some(mtp), Some(head), Some(hidden)) = (mtp, head, model.hidden()) else { return Ok(()) };
+        sequences.collect_guess_requests(step, &done.slices, mtp.cost.as_ref(), &mut mtp.requests);
+        let slices = step.slices.iter().map(|slice| slice.id).zip(&batch.slices);
+        mtp.guess(device, head, hidden, slices, |id| sequences.log(id))?;
+        for (id, guessed) in mtp.guesses() {
+            sequences.set_model_guesses(id, guessed, Guesser::Mtp);
         }
         Ok(())
     }
@@ -304,7 +330,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         }
         self.sequences.apply_draws(step, &mut self.drawn, &self.masks, &mut self.message, &mut done.slices);
         self.draft_counts.count(step, done, |id| self.sequences.drafted_by(id));
-        let guessed = self.guess_by_model(step, done);
+        let guessed = self.guess_by_model(step, done).and_then(|()| self.guess_by_mtp(step, done));
         self.check_pass(guessed)?;
         self.sequences.report_guesses(step, &mut self.message, &mut done.slices);
         if self.message.is_empty() { Ok(()) } else { Ok(self.ranks.send_tokens(step.id, &self.message)?) }
@@ -352,5 +378,7 @@ fn run_error(error: model::Error) -> RunError {
     }
 }
 
+#[cfg(test)]
+mod mtp_tests;
 #[cfg(test)]
 mod tests;

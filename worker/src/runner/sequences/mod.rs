@@ -5,7 +5,7 @@
 //! therefore grows by position: a rank without the token writes `UNKNOWN` there, and so do all ranks if no token could
 //! be drawn.
 
-use crate::runner::guesses::{GuessRequest, GuessSource, Guesser, LearnedDraftCost, RecentAnswers};
+use crate::runner::guesses::{GuessRequest, Guesser, LearnedDraftCost, RecentAnswers};
 use crate::runner::masks::{GrammarMasks, MaskStatus};
 use backend::{Batch, Draw, DrawError, DrawMask, Pass, ScoreRequest};
 use freed_blocks::FreedBlocks;
@@ -48,8 +48,7 @@ impl RankSequences {
     pub fn new(mut limits: SequenceLimits, tokens: TokenSource) -> RankSequences {
         if tokens != TokenSource::Draws {
             // Other ranks receive the guesses.
-            limits.guesses.source = GuessSource::Off;
-            limits.guesses.draft_model = None;
+            limits.guesses.switch_off();
         }
         let n_pending = match tokens {
             TokenSource::Receives { late_max } => late_max + 1,
@@ -389,10 +388,10 @@ impl RankSequences {
         self.held.get(&id).map(|sequence| sequence.tokens.as_slice())
     }
 
-    /// Takes a draft model's guesses for a sequence.
-    pub fn set_model_guesses(&mut self, id: RequestId, guessed: &[Token]) {
+    /// Takes a model's guesses for a sequence.
+    pub fn set_model_guesses(&mut self, id: RequestId, guessed: &[Token], by: Guesser) {
         if let Some(sequence) = self.held.get_mut(&id) {
-            sequence.guesses.set_model_guesses(guessed);
+            sequence.guesses.set_model_guesses(guessed, by);
         }
     }
 
