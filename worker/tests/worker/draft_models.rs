@@ -24,7 +24,7 @@ fn requests_of(assignment: &Assignment) -> Vec<Request> {
 fn with_itself(assignment: &Assignment) -> Assignment {
     let path = assignment.model_path.clone();
     let draft_model = Some(DraftModelConfig { path, kv_bytes: 16 << 20, cost: None, learns_cost: false });
-    let guesses = GuessConfig { source: GuessSource::Off, n_max: DRAFTS, draft_model };
+    let guesses = GuessConfig { source: GuessSource::Off, n_max: DRAFTS, draft_model, mtp: None };
     Assignment { guesses, ..assignment.clone() }
 }
 
