@@ -504,6 +504,8 @@ fn a_request_has_the_forms_that_are_listed() {
         "worker/src/runner/sim.rs: SimSequence",
         // An additional form: a draft model's part of it, with guesses that the log does not hold.
         "worker/src/runner/draft_model/drafted.rs: DraftSequence",
+        // The same of the model's own layer, whose cache may begin behind the log's beginning.
+        "worker/src/runner/mtp/sequence.rs: MtpSequence",
     ];
     // A step has many requests, each unchanged; so does a request that is kept until its answer has ended.
     const CARRIES: &[&str] = &[

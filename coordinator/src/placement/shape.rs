@@ -46,7 +46,7 @@ impl ModelShape {
         ModelShape::from_sizes(checkpoint.spec(), checkpoint.sizes())
     }
 
-    /// The shape of the layer that predicts one token further, as a model of its own. None if the file does not have it.
+    /// The shape of the layer that predicts one token further, as a model of its own. None if the file lacks it.
     pub fn of_mtp(checkpoint: &Checkpoint) -> Option<ModelShape> {
         Some(ModelShape::from_sizes(&checkpoint.mtp()?.layer, checkpoint.mtp_sizes()?))
     }

@@ -371,6 +371,9 @@ livenessProbe:
 {{- define "lockstep.modelEnv" -}}
 - name: LOCKSTEP_CACHE
   value: /cache
+{{- /* The volume has room for the model, and not for its packed weights. */}}
+- name: LOCKSTEP_PACKED_CACHE
+  value: "off"
 {{- if eq .Values.model.source "hub" }}
 {{- with .Values.model.hub.endpoint }}
 - name: HF_ENDPOINT

@@ -86,10 +86,10 @@ fn guesses_are_the_proposals_of_torch() {
     let expected: Value = serde_json::from_str(&text).unwrap();
     let mut runner = runner(&folder);
     for case in expected["cases"].as_array().unwrap() {
-        let wanted = (case["drawn"].as_u64().unwrap() as Token, tokens(&case["proposals"]));
+        let proposed = (case["drawn"].as_u64().unwrap() as Token, tokens(&case["proposals"]));
         for chunk in [512, 7, 1] {
             let got = guesses(&mut runner, &tokens(&case["prompt"]), chunk);
-            assert_eq!(got, wanted, "{} in chunks of {chunk}", case["name"]);
+            assert_eq!(got, proposed, "{} in chunks of {chunk}", case["name"]);
         }
     }
 }
