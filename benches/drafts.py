@@ -85,11 +85,14 @@ def answer(server, prompt):
     return reply["choices"][0]["message"]["content"], reply["usage"]["completion_tokens"] / seconds
 
 
-def quotients(servers, kind, options):
+def quotients(servers, kind, round_number):
     """Returns auto / off and control / off of one round, over all prompts of a kind."""
     totals = {name: 0.0 for name in servers}
-    for prompt in PROMPTS[kind]:
-        answers = {name: answer(server, prompt) for name, server in servers.items()}
+    for number, prompt in enumerate(PROMPTS[kind]):
+        # No server is always the first.
+        first = (number + round_number) % len(servers)
+        order = [*servers.items()][first:] + [*servers.items()][:first]
+        answers = {name: answer(server, prompt) for name, server in order}
         if len({text for text, _ in answers.values()}) != 1:
             sys.exit(f"{kind}: the texts differ: {answers}")
         for name, (_, speed) in answers.items():
@@ -98,8 +101,11 @@ def quotients(servers, kind, options):
 
 
 def loads(servers, options, seed):
-    speeds = {name: quiet.load(options.lockstep, server.url, options.clients, 2 * options.clients, "128", "64", seed)
-              ["output_tokens_per_s"] for name, server in servers.items()}
+    def speed(server):
+        figures = quiet.load(options.lockstep, server.url, options.clients, 2 * options.clients, "128", "64", seed)
+        return figures["output_tokens_per_s"]
+
+    speeds = {name: speed(server) for name, server in servers.items()}
     return speeds["auto"] / speeds["off"], speeds["control"] / speeds["off"]
 
 
@@ -110,10 +116,10 @@ def main():
     with contextlib.ExitStack() as stack:
         servers = {name: stack.enter_context(server(options, choice)) for name, choice in choices.items()}
         for kind in PROMPTS:
-            quotients(servers, kind, options)
+            quotients(servers, kind, 0)
         for kind in PROMPTS:
-            report(kind, [quiet.quietly(lambda: quotients(servers, kind, options), options.foreign_max)[0]
-                          for _ in range(options.rounds)])
+            report(kind, [quiet.quietly(lambda: quotients(servers, kind, n), options.foreign_max)[0]
+                          for n in range(options.rounds)])
         if options.clients:
             report(f"{options.clients} clients",
                    [quiet.quietly(lambda: loads(servers, options, 17 + n), options.foreign_max)[0]
