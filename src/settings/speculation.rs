@@ -75,6 +75,7 @@ pub enum SpeculationChoice {
 
 impl SpeculationSettings {
     pub fn check(&self) -> anyhow::Result<()> {
+        self.speculative_config.as_ref().map_or(Ok(()), SpeculativeConfig::check)?;
         let is_used = self.draft_kv_memory.is_none() || self.draft().is_some() || self.uses_mtp();
         ensure!(is_used, "--draft-kv-memory needs a draft model: give --draft-model");
         let is_one = !(self.uses_mtp() && self.draft().is_some());
@@ -86,7 +87,7 @@ impl SpeculationSettings {
         {
             bail!("--draft-max {max} limits `--speculation auto`, and --speculation is {choice}");
         }
-        self.speculative_config.as_ref().map_or(Ok(()), SpeculativeConfig::check)
+        Ok(())
     }
 
     /// Returns the draft model.
