@@ -77,6 +77,34 @@ pub struct Assignment {
     pub guesses: GuessConfig,
 }
 
+#[cfg(test)]
+impl Assignment {
+    /// A whole model on one rank, without any block.
+    pub fn solo(model_path: PathBuf, n_layers: u32) -> Assignment {
+        Assignment {
+            epoch: Epoch::default(),
+            rank: Rank(0),
+            layout: Layout::solo(n_layers),
+            mesh_addresses: vec![],
+            mesh_secret: MeshSecret::default(),
+            model_path,
+            activations: Activations::Int8,
+            kv_dtype: KvDtype::F16,
+            mode: NumericsMode::Lockstep,
+            n_blocks: vec![],
+            kv_bytes: 0,
+            context: 400,
+            batch_tokens_max: 512,
+            running_max: 4,
+            timeouts: MeshTimeouts::default(),
+            policy: None,
+            reading: 0,
+            zero_kv: false,
+            guesses: GuessConfig::default(),
+        }
+    }
+}
+
 /// The secret by which the ranks of an epoch prove to each other that they belong to it.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct MeshSecret(pub [u8; 32]);

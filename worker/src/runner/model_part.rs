@@ -9,7 +9,7 @@ use crate::load::scrub::{HashedPart, Scrubber};
 use crate::load::vocabulary::LazyVocabulary;
 use crate::load::weight_cache::{LoadedPart, PartInUse, PartKey, WeightCache};
 use crate::runner::draft_model::{DraftLimits, DraftModelRunner};
-use crate::runner::guesses::LearnedDraftCost;
+use crate::runner::guesses::{DraftCost, LearnedDraftCost};
 use crate::runner::kv_commit::KvPoolMemory;
 use crate::runner::mtp::MtpRunner;
 use crate::runner::sequences::SequenceLimits;
@@ -96,15 +96,21 @@ fn draft_weights<D: Device>(
     }
 }
 
-fn draft_runner<D: Device>(draft: &DraftWeights<D>, assignment: &Assignment) -> Result<DraftModelRunner<D>, LoadError> {
-    let config = assignment.guesses.draft_model.as_ref();
-    let limits = DraftLimits {
-        kv_bytes: config.map_or(0, |config| config.kv_bytes),
-        cost: config.and_then(|config| Some(LearnedDraftCost::new(config.cost?, config.learns_cost))),
+/// The limits of a cache of guesses: its memory, the costs of a guess, and whether they give way to measured ones.
+fn draft_limits(assignment: &Assignment, config: Option<(u64, Option<DraftCost>, bool)>) -> DraftLimits {
+    let (kv_bytes, cost, learns_cost) = config.unwrap_or_default();
+    DraftLimits {
+        kv_bytes,
+        cost: cost.map(|cost| LearnedDraftCost::new(cost, learns_cost)),
         kv_dtype: assignment.kv_dtype,
         running_max: assignment.running_max as usize,
         zero_kv: assignment.zero_kv,
-    };
+    }
+}
+
+fn draft_runner<D: Device>(draft: &DraftWeights<D>, assignment: &Assignment) -> Result<DraftModelRunner<D>, LoadError> {
+    let config = assignment.guesses.draft_model.as_ref();
+    let limits = draft_limits(assignment, config.map(|of| (of.kv_bytes, of.cost, of.learns_cost)));
     DraftModelRunner::new(draft, limits).map_err(load_failed(assignment))
 }
 
@@ -141,13 +147,7 @@ fn load_mtp<D: Device>(
 
 fn mtp_runner<D: Device>(device: &D, head: &MtpHead<D>, assignment: &Assignment) -> Result<MtpRunner<D>, LoadError> {
     let config = assignment.guesses.mtp;
-    let limits = DraftLimits {
-        kv_bytes: config.map_or(0, |config| config.kv_bytes),
-        cost: config.and_then(|config| Some(LearnedDraftCost::new(config.cost?, config.learns_cost))),
-        kv_dtype: assignment.kv_dtype,
-        running_max: assignment.running_max as usize,
-        zero_kv: assignment.zero_kv,
-    };
+    let limits = draft_limits(assignment, config.map(|of| (of.kv_bytes, of.cost, of.learns_cost)));
     let pass = (assignment.batch_tokens_max as usize, assignment.context);
     MtpRunner::new(device, head, limits, pass).map_err(load_failed(assignment))
 }

@@ -1,5 +1,6 @@
 //! The layer that predicts one token further, against the proposals that torch computes by the published formulas.
 
+use crate::reference::{cases, tokens};
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::{Batch, BlockTables, Device, Memory, PassSlice};
 use checkpoint::Checkpoint;
@@ -16,16 +17,6 @@ const NAMES: [&str; 3] = ["qwen3.5-mtp", "qwen3.5-moe-mtp", "glm4-moe-mtp"];
 
 fn folder(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "../../tests/reference", name].iter().collect()
-}
-
-fn cases(name: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(folder(name).join("expected.json")).unwrap();
-    let expected: Value = serde_json::from_str(&text).unwrap();
-    expected["cases"].as_array().unwrap().clone()
-}
-
-fn tokens(value: &Value) -> Vec<Token> {
-    value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as Token).collect()
 }
 
 /// A model and its layer, each with the blocks of one sequence.

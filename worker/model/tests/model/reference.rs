@@ -22,13 +22,13 @@ fn plain(name: &str) -> Rig<Cpu> {
     rig(name, Isa::detect(), 1, Activations::F32, KvDtype::F32)
 }
 
-fn cases(name: &str) -> Vec<Value> {
+pub fn cases(name: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(folder(name).join("expected.json")).unwrap();
     let expected: Value = serde_json::from_str(&text).unwrap();
     expected["cases"].as_array().unwrap().clone()
 }
 
-fn tokens(value: &Value) -> Vec<Token> {
+pub fn tokens(value: &Value) -> Vec<Token> {
     value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as Token).collect()
 }
 

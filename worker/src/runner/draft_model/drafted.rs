@@ -1,5 +1,6 @@
 //! One sequence in a draft model's cache, and the cache's free blocks. Has no knowledge of passes.
 
+use super::held::CachedLog;
 use super::states::DraftStates;
 use backend::BlockTables;
 use std::ops::Range;
@@ -26,8 +27,8 @@ pub(in crate::runner) struct DraftMemory {
     states: DraftStates,
 }
 
-impl DraftSequence {
-    pub fn restart(&mut self, request: &Request, context: usize) {
+impl CachedLog for DraftSequence {
+    fn restart(&mut self, request: &Request, context: usize) {
         let n_max = request.prompt.len().saturating_add(request.sampling.tokens_max as usize).max(request.n_tokens());
         self.tokens.clear();
         self.tokens.reserve(n_max.min(context) + DRAFT_ROWS_MAX as usize);
@@ -38,6 +39,12 @@ impl DraftSequence {
         self.memory.blocks.reserve(blocks_for(n_max.min(context) as u32 + DRAFT_ROWS_MAX) as usize);
     }
 
+    fn memory(&mut self) -> &mut DraftMemory {
+        &mut self.memory
+    }
+}
+
+impl DraftSequence {
     /// Continues behind this log. Computes again the last token, whose row draws, and every cached position that has
     /// another token or whose state is lost.
     pub fn sync_with_log(&mut self, log: &[Token]) {

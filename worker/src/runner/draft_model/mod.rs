@@ -5,6 +5,7 @@
 //! with a log when a guess behind that log is needed, and overwrites guesses that were not drawn.
 
 mod drafted;
+mod held;
 mod states;
 
 use crate::load::draft_weights::DraftWeights;
@@ -14,11 +15,11 @@ use backend::{Batch, Device, Draw, DrawError, DrawMask, KvSpec, PassSlice};
 use collective::Ranks;
 use drafted::DraftSequence;
 pub(super) use drafted::{DraftMemory, DraftRoom, FreeDraftBlocks};
+pub(super) use held::{CachedLog, CachedLogs};
 use model::KvCache;
-use std::collections::HashMap;
 use std::time::Instant;
 use types::cache::blocks_for;
-use types::{CacheGroup, DRAFT_ROWS_MAX, Goal, KvDtype, Layout, Rank, RequestId, Step, Token, TokenOut, Want};
+use types::{CacheGroup, DRAFT_ROWS_MAX, KvDtype, Layout, Rank, RequestId, Step, Token, TokenOut, Want};
 
 /// The limits of what it can hold.
 #[derive(Clone, Copy, Debug)]
@@ -37,10 +38,7 @@ pub(super) struct DraftModelRunner<D: Device + 'static> {
     kv: KvCache<D>,
     context: usize,
     rows_max: usize,
-    held: HashMap<RequestId, DraftSequence>,
-    /// Ended sequences, reused for their memory.
-    spare: Vec<DraftSequence>,
-    free: FreeDraftBlocks,
+    logs: CachedLogs<DraftSequence>,
     pub requests: Vec<GuessRequest>,
     pub cost: Option<LearnedDraftCost>,
     turns: Vec<DraftTurn>,
@@ -97,9 +95,7 @@ impl<D: Device + 'static> DraftModelRunner<D> {
             kv: KvCache::new(device, &specs(&n_blocks))?,
             context: context as usize,
             rows_max,
-            held: HashMap::with_capacity(running_max),
-            spare: Vec::with_capacity(running_max),
-            free: FreeDraftBlocks::new(room, are_states, limits.zero_kv),
+            logs: CachedLogs::new(running_max, FreeDraftBlocks::new(room, are_states, limits.zero_kv)),
             requests: Vec::with_capacity(running_max),
             cost: limits.cost,
             turns: Vec::with_capacity(running_max),
@@ -112,36 +108,12 @@ impl<D: Device + 'static> DraftModelRunner<D> {
 
     /// Applies the ends and starts of a step.
     pub fn begin(&mut self, step: &Step, device: &D) {
-        step.ends.iter().for_each(|id| self.forget(*id));
-        for request in step.starts.iter().filter(|request| request.goal == Goal::Generate) {
-            self.forget(request.id);
-            let mut drafted = self.spare.pop().unwrap_or_default();
-            drafted.restart(request, self.context);
-            self.held.insert(request.id, drafted);
-        }
-        self.clear_freed_blocks(device);
+        self.logs.begin(step, self.context, &mut self.kv, device);
     }
 
     /// Forgets all sequences.
     pub fn forget_all(&mut self, device: &D) {
-        for (_, mut drafted) in self.held.drain() {
-            self.free.take_back(&mut drafted.memory);
-        }
-        self.clear_freed_blocks(device);
-    }
-
-    fn forget(&mut self, id: RequestId) {
-        if let Some(mut drafted) = self.held.remove(&id) {
-            self.free.take_back(&mut drafted.memory);
-            self.spare.push(drafted);
-        }
-    }
-
-    fn clear_freed_blocks(&mut self, device: &D) {
-        if let Some(blocks) = self.free.uncleared() {
-            self.kv.clear(device, blocks);
-            blocks.iter_mut().for_each(Vec::clear);
-        }
+        self.logs.forget_all(&mut self.kv, device);
     }
 
     /// Guesses for the sequences of `requests`, whose logs are known by now.
@@ -152,7 +124,8 @@ impl<D: Device + 'static> DraftModelRunner<D> {
     ) -> model::Result<()> {
         self.turns.clear();
         for GuessRequest { id, n_max } in self.requests.drain(..) {
-            let known = self.held.get_mut(&id).zip(log(id)).filter(|(_, log)| (1..=self.context).contains(&log.len()));
+            let known =
+                self.logs.held.get_mut(&id).zip(log(id)).filter(|(_, log)| (1..=self.context).contains(&log.len()));
             let Some((drafted, log)) = known else { continue };
             drafted.sync_with_log(log);
             self.turns.push(DraftTurn { id, n_max, n_log: log.len(), n_rows: 0, is_over: n_max == 0 });
@@ -171,7 +144,7 @@ impl<D: Device + 'static> DraftModelRunner<D> {
     /// Returns the guesses for each sequence. They are empty if the cache has not caught up with the log, or if there
     /// is no memory for it.
     pub fn guesses(&self) -> impl Iterator<Item = (RequestId, &[Token])> {
-        let of = |turn: &DraftTurn| Some((turn.id, &self.held.get(&turn.id)?.tokens[turn.n_log..]));
+        let of = |turn: &DraftTurn| Some((turn.id, &self.logs.held.get(&turn.id)?.tokens[turn.n_log..]));
         self.turns.iter().filter_map(of)
     }
 
@@ -183,7 +156,7 @@ impl<D: Device + 'static> DraftModelRunner<D> {
         for i in 0..self.turns.len() {
             let turn = &mut self.turns[i];
             turn.n_rows = 0;
-            let lacks_little = self.held.get(&turn.id).is_some_and(|drafted| drafted.n_lacking() <= LACKING_MAX);
+            let lacks_little = self.logs.held.get(&turn.id).is_some_and(|drafted| drafted.n_lacking() <= LACKING_MAX);
             if !turn.is_over && lacks_little {
                 self.lay_out_turn(i);
             }
@@ -199,14 +172,14 @@ impl<D: Device + 'static> DraftModelRunner<D> {
     /// Lays out one sequence's rows. Its turn is over if they do not reach the log's end.
     fn lay_out_turn(&mut self, i: usize) {
         let (turn, batch) = (&mut self.turns[i], &mut self.batch);
-        let Some(drafted) = self.held.get_mut(&turn.id) else { return };
+        let Some(drafted) = self.logs.held.get_mut(&turn.id) else { return };
         let (n_lacking, first) = (drafted.n_lacking(), batch.n_rows());
         let n_rows = n_lacking.min(self.rows_max - first);
         let range = drafted.n_computed..drafted.n_computed + n_rows;
         let slice = range.start as u32..range.end as u32;
         turn.is_over = n_rows < n_lacking;
         // The log only grows, so no later slice begins before the log's last token.
-        if n_rows == 0 || !self.free.fill(&mut drafted.memory, &slice, turn.n_log as u32 - 1) {
+        if n_rows == 0 || !self.logs.free.fill(&mut drafted.memory, &slice, turn.n_log as u32 - 1) {
             turn.is_over = true;
             return;
         }
@@ -219,7 +192,7 @@ impl<D: Device + 'static> DraftModelRunner<D> {
             self.drawing.push(i);
         }
         let want = if turn.is_over { Want::Nothing } else { Want::Last };
-        drafted.memory.lay_out(slice.end, self.free.are_states(), &mut batch.tables);
+        drafted.memory.lay_out(slice.end, self.logs.free.are_states(), &mut batch.tables);
         batch.slices.push(PassSlice { rows, range: slice, want });
     }
 
@@ -232,7 +205,7 @@ impl<D: Device + 'static> DraftModelRunner<D> {
         if let Some(logits) = logits {
             let mut draws = reuse_allocation(std::mem::take(&mut self.draws));
             for turn in &self.drawing {
-                let Some(drafted) = self.held.get(&self.turns[*turn].id) else { continue };
+                let Some(drafted) = self.logs.held.get(&self.turns[*turn].id) else { continue };
                 let (prompt, output) = drafted.prompt_and_output();
                 let (sampling, mask) = (&drafted.sampling, DrawMask::Open);
                 draws.push(Draw { sampling, prompt, output, score: None, mask });
@@ -245,13 +218,13 @@ impl<D: Device + 'static> DraftModelRunner<D> {
 
     fn take_drawn(&mut self) {
         for turn in self.turns.iter().filter(|turn| turn.n_rows > 0) {
-            if let Some(drafted) = self.held.get_mut(&turn.id) {
+            if let Some(drafted) = self.logs.held.get_mut(&turn.id) {
                 drafted.n_computed += turn.n_rows;
             }
         }
         for (turn, drawn) in self.drawing.iter().zip(self.drawn.drain(..)) {
             let turn = &mut self.turns[*turn];
-            let (Some(drafted), Ok(TokenOut { token, .. })) = (self.held.get_mut(&turn.id), drawn) else {
+            let (Some(drafted), Ok(TokenOut { token, .. })) = (self.logs.held.get_mut(&turn.id), drawn) else {
                 turn.is_over = true;
                 continue;
             };

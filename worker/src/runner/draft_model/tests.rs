@@ -9,7 +9,7 @@ use backend::cpu::{Cpu, CpuConfig, Isa};
 use checkpoint::Checkpoint;
 use collective::CancelFlag;
 use std::path::{Path, PathBuf};
-use types::{Activations, NumericsMode, Request, Sampling};
+use types::{Activations, Request, Sampling};
 
 const CONTEXT: u32 = 400;
 
@@ -17,27 +17,7 @@ fn assignment(model_path: PathBuf, batch_tokens_max: u32) -> Assignment {
     let n_layers = Checkpoint::open(&model_path).unwrap().spec().n_layers;
     let draft_model = DraftModelConfig { path: model_path.clone(), kv_bytes: 0, cost: None, learns_cost: false };
     let guesses = GuessConfig { source: GuessSource::Off, n_max: 32, draft_model: Some(draft_model), mtp: None };
-    Assignment {
-        epoch: types::Epoch::default(),
-        rank: Rank(0),
-        layout: Layout::solo(n_layers),
-        mesh_addresses: vec![],
-        mesh_secret: crate::MeshSecret::default(),
-        model_path,
-        activations: Activations::Int8,
-        kv_dtype: KvDtype::F16,
-        mode: NumericsMode::Lockstep,
-        n_blocks: vec![],
-        kv_bytes: 0,
-        context: CONTEXT,
-        batch_tokens_max,
-        running_max: 4,
-        timeouts: crate::MeshTimeouts::default(),
-        policy: None,
-        reading: 0,
-        zero_kv: false,
-        guesses,
-    }
+    Assignment { context: CONTEXT, batch_tokens_max, guesses, ..Assignment::solo(model_path, n_layers) }
 }
 
 /// The checkpoints of `tests/reference` whose cache groups are so.

@@ -10,7 +10,7 @@ use checkpoint::Checkpoint;
 use collective::CancelFlag;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use types::{Activations, BlockId, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Sampling, Slice, Want};
+use types::{Activations, BlockId, KvDtype, Layout, Rank, Request, RequestId, Sampling, Slice, Want};
 
 fn folder(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "../tests/reference", name].iter().collect()
@@ -22,25 +22,12 @@ fn runner(model_path: &Path) -> ModelRunner<Cpu> {
     let part = layout.part(Rank(0));
     let mtp = Some(MtpConfig { kv_bytes: 1 << 20, cost: None, learns_cost: false });
     let assignment = Assignment {
-        epoch: types::Epoch::default(),
-        rank: Rank(0),
-        layout,
-        mesh_addresses: vec![],
-        mesh_secret: crate::MeshSecret::default(),
-        model_path: model_path.to_owned(),
         activations: Activations::F32,
         kv_dtype: KvDtype::F32,
-        mode: NumericsMode::Lockstep,
         n_blocks: vec![64; spec.cache_groups().groups().len()],
         kv_bytes: 64 << 20,
-        context: 400,
-        batch_tokens_max: 512,
-        running_max: 4,
-        timeouts: crate::MeshTimeouts::default(),
-        policy: None,
-        reading: 0,
-        zero_kv: false,
         guesses: GuessConfig { n_max: 4, mtp, ..GuessConfig::default() },
+        ..Assignment::solo(model_path.to_owned(), spec.n_layers)
     };
     let config = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
     let open = || Ok(Cpu::new(config).unwrap());

@@ -9,7 +9,7 @@ use backend::cpu::{Cpu, CpuConfig, Isa};
 use checkpoint::Checkpoint;
 use collective::CancelFlag;
 use std::path::PathBuf;
-use types::{Activations, BlockId, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Slice, Want};
+use types::{Activations, BlockId, Layout, Rank, Request, RequestId, Slice, Want};
 
 const N_BLOCKS: u32 = 8;
 
@@ -18,25 +18,12 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
     let layout = Layout::solo(Checkpoint::open(&model_path).unwrap().spec().n_layers);
     let (n_layers, part) = (layout.n_layers(), layout.part(Rank(0)));
     let assignment = Assignment {
-        epoch: types::Epoch::default(),
-        rank: Rank(0),
-        layout,
-        mesh_addresses: vec![],
-        mesh_secret: crate::MeshSecret::default(),
-        model_path,
-        activations: Activations::Int8,
-        kv_dtype: KvDtype::F16,
-        mode: NumericsMode::Lockstep,
         n_blocks: vec![N_BLOCKS],
         kv_bytes: 64 << 20,
         context: 100,
         batch_tokens_max: 100,
-        running_max: 4,
-        timeouts: crate::MeshTimeouts::default(),
-        policy: None,
-        reading: 0,
         zero_kv,
-        guesses: crate::GuessConfig::default(),
+        ..Assignment::solo(model_path, n_layers)
     };
     let config = CpuConfig { threads: 1, activations: Activations::Int8, isa: Isa::detect(), spin: true };
     let open = || Ok(Cpu::new(config).unwrap());

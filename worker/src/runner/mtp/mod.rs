@@ -7,24 +7,20 @@
 
 mod sequence;
 
-use crate::runner::draft_model::{DraftLimits, DraftRoom, FreeDraftBlocks};
+use crate::runner::draft_model::{CachedLogs, DraftLimits, DraftRoom, FreeDraftBlocks};
 use crate::runner::guesses::{GuessRequest, LearnedDraftCost};
 use crate::runner::reuse_allocation;
 use backend::{Batch, Device, Draw, DrawError, DrawMask, PassSlice};
 use model::{KvCache, MtpHead};
 use sequence::MtpSequence;
-use std::collections::HashMap;
 use std::time::Instant;
 use types::cache::blocks_for;
-use types::{BLOCKS_MAX, Goal, Layout, Rank, RequestId, Step, Token, TokenOut, Want};
+use types::{BLOCKS_MAX, Layout, Rank, RequestId, Step, Token, TokenOut, Want};
 
 pub(super) struct MtpRunner<D: Device + 'static> {
     kv: KvCache<D>,
     context: usize,
-    held: HashMap<RequestId, MtpSequence>,
-    /// Ended sequences, reused for their memory.
-    spare: Vec<MtpSequence>,
-    free: FreeDraftBlocks,
+    logs: CachedLogs<MtpSequence>,
     pub cost: Option<LearnedDraftCost>,
     pub requests: Vec<GuessRequest>,
     turns: Vec<MtpTurn>,
@@ -71,12 +67,11 @@ impl<D: Device + 'static> MtpRunner<D> {
         batch.tables.resize_with(1, Default::default);
         batch.tables[0].blocks.reserve(running_max * blocks_for(context) as usize);
         batch.tables[0].bounds.reserve(running_max + 1);
+        let free = FreeDraftBlocks::new(DraftRoom { n_blocks, n_pages: 0 }, vec![false], limits.zero_kv);
         Ok(MtpRunner {
             kv: KvCache::new(device, &specs(n_blocks))?,
             context: context as usize,
-            held: HashMap::with_capacity(running_max),
-            spare: Vec::with_capacity(running_max),
-            free: FreeDraftBlocks::new(DraftRoom { n_blocks, n_pages: 0 }, vec![false], limits.zero_kv),
+            logs: CachedLogs::new(running_max, free),
             cost: limits.cost,
             requests: Vec::with_capacity(running_max),
             turns: Vec::with_capacity(running_max),
@@ -90,36 +85,12 @@ impl<D: Device + 'static> MtpRunner<D> {
 
     /// Applies the ends and starts of a step.
     pub fn begin(&mut self, step: &Step, device: &D) {
-        step.ends.iter().for_each(|id| self.forget(*id));
-        for request in step.starts.iter().filter(|request| request.goal == Goal::Generate) {
-            self.forget(request.id);
-            let mut sequence = self.spare.pop().unwrap_or_default();
-            sequence.restart(request, self.context);
-            self.held.insert(request.id, sequence);
-        }
-        self.clear_freed_blocks(device);
+        self.logs.begin(step, self.context, &mut self.kv, device);
     }
 
     /// Forgets all sequences.
     pub fn forget_all(&mut self, device: &D) {
-        for (_, mut sequence) in self.held.drain() {
-            self.free.take_back(&mut sequence.memory);
-        }
-        self.clear_freed_blocks(device);
-    }
-
-    fn forget(&mut self, id: RequestId) {
-        if let Some(mut sequence) = self.held.remove(&id) {
-            self.free.take_back(&mut sequence.memory);
-            self.spare.push(sequence);
-        }
-    }
-
-    fn clear_freed_blocks(&mut self, device: &D) {
-        if let Some(blocks) = self.free.uncleared() {
-            self.kv.clear(device, blocks);
-            blocks.iter_mut().for_each(Vec::clear);
-        }
+        self.logs.forget_all(&mut self.kv, device);
     }
 
     /// Computes the positions of a step, of which the model has just computed `slices` and their `hidden` states, and
@@ -158,7 +129,8 @@ impl<D: Device + 'static> MtpRunner<D> {
 
     /// Returns the guesses for each sequence that got some.
     pub fn guesses(&self) -> impl Iterator<Item = (RequestId, &[Token])> {
-        let of = |turn: &MtpTurn| self.held.get(&turn.id).map(|sequence| (turn.id, &sequence.tokens[sequence.n_log..]));
+        let of =
+            |turn: &MtpTurn| self.logs.held.get(&turn.id).map(|sequence| (turn.id, &sequence.tokens[sequence.n_log..]));
         self.turns.iter().filter_map(of).filter(|(_, guessed)| !guessed.is_empty())
     }
 
@@ -170,10 +142,10 @@ impl<D: Device + 'static> MtpRunner<D> {
 
     /// Lays out the positions of a slice whose next token is known. The last of them draws if guesses are requested.
     fn lay_out_slice(&mut self, id: RequestId, slice: &PassSlice, log: &[Token]) {
-        let Some(sequence) = self.held.get_mut(&id) else { return };
+        let Some(sequence) = self.logs.held.get_mut(&id) else { return };
         let positions = sequence.follow(log, slice.range.clone());
         let cached = sequence.in_cache(&positions);
-        if positions.is_empty() || !self.free.fill(&mut sequence.memory, &(0..cached.end as u32), 0) {
+        if positions.is_empty() || !self.logs.free.fill(&mut sequence.memory, &(0..cached.end as u32), 0) {
             return sequence.lose();
         }
         let request = self.requests.iter().find(|request| request.id == id);
@@ -191,8 +163,8 @@ impl<D: Device + 'static> MtpRunner<D> {
         self.clear_batch();
         for i in 0..self.turns.len() {
             let MtpTurn { id, row, position, is_over, .. } = self.turns[i];
-            let Some(sequence) = self.held.get_mut(&id).filter(|_| !is_over) else { continue };
-            if !self.free.fill(&mut sequence.memory, &(0..position as u32 + 2), 0) {
+            let Some(sequence) = self.logs.held.get_mut(&id).filter(|_| !is_over) else { continue };
+            if !self.logs.free.fill(&mut sequence.memory, &(0..position as u32 + 2), 0) {
                 self.turns[i].is_over = true;
                 continue;
             }
@@ -207,7 +179,7 @@ impl<D: Device + 'static> MtpRunner<D> {
     /// Adds rows of a turn: these tokens, from a position in the cache on.
     fn lay_out_rows(&mut self, i: usize, tokens: &[Token], start: usize) {
         let (turn, batch) = (&mut self.turns[i], &mut self.batch);
-        let Some(sequence) = self.held.get(&turn.id) else { return };
+        let Some(sequence) = self.logs.held.get(&turn.id) else { return };
         let first = batch.n_rows() as u32;
         let rows = first..first + tokens.len() as u32;
         batch.tokens.extend_from_slice(tokens);
@@ -231,7 +203,7 @@ impl<D: Device + 'static> MtpRunner<D> {
         if let Some(logits) = logits {
             let mut draws = reuse_allocation(std::mem::take(&mut self.draws));
             for turn in &self.drawing {
-                let Some(sequence) = self.held.get(&self.turns[*turn].id) else { continue };
+                let Some(sequence) = self.logs.held.get(&self.turns[*turn].id) else { continue };
                 let (prompt, output) = sequence.prompt_and_output();
                 draws.push(Draw { sampling: &sequence.sampling, prompt, output, score: None, mask: DrawMask::Open });
             }
@@ -245,7 +217,7 @@ impl<D: Device + 'static> MtpRunner<D> {
     fn take_drawn(&mut self) {
         for (turn, drawn) in self.drawing.iter().zip(self.drawn.drain(..)) {
             let turn = &mut self.turns[*turn];
-            let (Some(sequence), Ok(TokenOut { token, .. })) = (self.held.get_mut(&turn.id), drawn) else {
+            let (Some(sequence), Ok(TokenOut { token, .. })) = (self.logs.held.get_mut(&turn.id), drawn) else {
                 turn.is_over = true;
                 continue;
             };

@@ -1,6 +1,6 @@
 //! One sequence in the cache of the layer that predicts one token further. Has no knowledge of passes.
 
-use crate::runner::draft_model::DraftMemory;
+use crate::runner::draft_model::{CachedLog, DraftMemory};
 use std::ops::Range;
 use types::cache::blocks_for;
 use types::{DRAFT_ROWS_MAX, Request, Sampling, Token};
@@ -20,8 +20,8 @@ pub(super) struct MtpSequence {
     pub memory: DraftMemory,
 }
 
-impl MtpSequence {
-    pub fn restart(&mut self, request: &Request, context: usize) {
+impl CachedLog for MtpSequence {
+    fn restart(&mut self, request: &Request, context: usize) {
         let n_max = request.prompt.len().saturating_add(request.sampling.tokens_max as usize).max(request.n_tokens());
         self.tokens.clear();
         self.tokens.reserve(n_max.min(context) + DRAFT_ROWS_MAX as usize);
@@ -32,6 +32,12 @@ impl MtpSequence {
         self.memory.blocks.reserve(blocks_for(n_max.min(context) as u32 + DRAFT_ROWS_MAX) as usize);
     }
 
+    fn memory(&mut self) -> &mut DraftMemory {
+        &mut self.memory
+    }
+}
+
+impl MtpSequence {
     /// Continues behind this log, after the model has computed `computed`. Returns the positions of it whose next token
     /// is known: those are to be computed. Positions that follow none in the cache begin it anew.
     pub fn follow(&mut self, log: &[Token], computed: Range<u32>) -> Range<usize> {
