@@ -102,15 +102,15 @@ fn a_request_that_was_cancelled_meanwhile_is_not_sent_again() {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 5);
         let mut gone = client(&house).generate(text_request("gone")).await.unwrap().into_inner();
-        let mut stays = client(&house).generate(text_request("stays")).await.unwrap().into_inner();
         read(&mut gone, 5).await;
+        let mut stays = client(&house).generate(text_request("stays")).await.unwrap().into_inner();
         read(&mut stays, 5).await;
         house.fake.die();
-        drop(gone);
         house.fake.script(|script| script.hold_at = usize::MAX);
         eventually(|| async { crate::client::get(house.http, "/ready").await.status == 503 }).await;
-        // The router notices within this time that the client left.
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        drop(gone);
+        let one_left = serde_json::json!({ "server_load": 1 });
+        eventually(|| async { crate::client::get(house.http, "/load").await.json() == one_left }).await;
         house.fake.welcome();
         finish(&mut stays).await.unwrap();
         let prompts: Vec<_> = house.fake.submits().into_iter().map(|request| request.prompt.len()).collect();
