@@ -8,7 +8,12 @@ use std::ffi::OsString;
 const ROLES: [&str; 4] = ["router", "coordinator", "worker", "serve"];
 
 /// Flags of other servers that users try, with the alternative here. Flags with the same meaning are aliases instead.
-const ELSEWHERE: [(&str, &str); 12] = [
+const ELSEWHERE: [(&str, &str); 17] = [
+    ("kv-host", ON_DISK),
+    ("kv-offloading-size", ON_DISK),
+    ("kv-offloading-backend", ON_DISK),
+    ("swap-space", ON_DISK),
+    ("slot-save-path", "--kv-disk DIR:BYTES keeps the cache of all prompts, without a request to save it"),
     ("dtype", "weights keep the dtype of their file; --activations and --kv-dtype set the others"),
     ("quantization", "weights keep the dtype of their file: give a quantized model, such as org/name:Q4_K_M"),
     ("quantize", "weights keep the dtype of their file: give a quantized model, such as org/name:Q4_K_M"),
@@ -22,6 +27,8 @@ const ELSEWHERE: [(&str, &str); 12] = [
     ("draft-p-split", "drafts are one sequence of tokens, not a tree"),
     ("enforce-eager", "tokens are the same with CUDA graphs; --cuda-graphs off turns them off"),
 ];
+
+const ON_DISK: &str = "a CPU's KV cache is in host memory; --kv-disk DIR:BYTES keeps more of it on disk";
 
 const AUTO_DECIDES: &str = "--speculation auto drafts as many tokens as make an answer faster; --draft-max limits them";
 

@@ -14,4 +14,6 @@ pub(crate) struct EpochStart<'a> {
     pub policy: PolicyDigest,
     /// The parts of the ranks' pools that have memory.
     pub kv_parts: u32,
+    /// Whether all ranks have a disk behind their pools.
+    pub has_tier: bool,
 }

@@ -6,7 +6,7 @@ use crate::outbound::Outbound;
 use proto::cluster as wire;
 use tokio::sync::oneshot;
 use tonic::Status;
-use types::{Grid, PieceRun, RequestId, StepDone};
+use types::{FetchDone, Grid, PieceRun, RequestId, StepDone};
 
 /// Answers an operator that waits for a requested change.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Status>>;
@@ -71,6 +71,16 @@ pub(crate) enum Event {
     RankFailed {
         worker: WorkerId,
         failed: wire::Failed,
+    },
+    /// The rank has ended a fetch from its tier.
+    PagesFetched {
+        worker: WorkerId,
+        done: FetchDone,
+    },
+    /// Pages that the rank's tier has.
+    PagesKept {
+        worker: WorkerId,
+        pages: wire::PagesKept,
     },
     /// The worker received a stop signal.
     WorkerLeaves {

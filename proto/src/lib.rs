@@ -33,6 +33,7 @@ mod request;
 mod reuse;
 mod sampling;
 mod step;
+mod tier;
 mod weights;
 
 pub use assign::policy_digest;

@@ -6,7 +6,8 @@ use crate::request::fault_from_wire;
 use bytes::Bytes;
 use prost::Message;
 use types::{
-    BlockId, Epoch, Failure, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId, TokenLogprob, TokenOut, Want,
+    BlockId, Epoch, Failure, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId, TierWork, TokenLogprob,
+    TokenOut, Want,
 };
 
 /// Encodes a step once: the bytes are the same for every rank.
@@ -40,6 +41,7 @@ impl From<&Step> for wire::Step {
             blocks: step.blocks.iter().map(|block| block.0).collect(),
             ends: step.ends.iter().map(|id| id.0).collect(),
             traceparent: String::new(),
+            tier: (!step.tier.is_empty()).then(|| wire::TierWork::from(&step.tier)),
         }
     }
 }
@@ -55,6 +57,7 @@ impl TryFrom<wire::Step> for Step {
             slices: step.slices.into_iter().map(Slice::try_from).collect::<Result<_, _>>()?,
             blocks: step.blocks.into_iter().map(BlockId).collect(),
             ends: step.ends.into_iter().map(RequestId).collect(),
+            tier: step.tier.map_or(Ok(TierWork::default()), TierWork::try_from)?,
         })
     }
 }

@@ -7,11 +7,12 @@ use super::process::{start_telemetry, stop_on_signals};
 use crate::roles::handover::{self, HandedSettings};
 use crate::settings::device::DeviceChoice;
 use crate::settings::hub::{self, HubSettings};
+use crate::settings::kv_disk::KvDiskChoice;
 use crate::settings::{
     ConfigSource, CudaGraphs, FolderChoice, JoinSettings, KvCommitChoice, WorkerRole, WorkerSettings, config_text,
     machine,
 };
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use checkpoint::Checkpoint;
 use clap::{ArgMatches, Args};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -25,6 +26,7 @@ use wire::JoinToken;
 use worker::fetch::{IntactChunks, ModelFetcher};
 use worker::sim::SimModel;
 use worker::source::{self, ModelSource};
+use worker::tier::{KvDisk, KvDiskConfig, PageSecret};
 use worker::{
     Assignment, CancelFlag, ComputeDevice, Load, LoadError, LoadedModel, MeshSecret, ModelLoader, PackedCache,
     PackedCacheConfig, PeerListener, ReadyReport, Scrubber,
@@ -81,6 +83,8 @@ fn run_worker(
     let collector = role.watch.collector()?.map(|collector| Collector { steps: true, ..collector });
     let metrics = start_telemetry(&role.watch, collector.as_ref(), None)?;
     warn_if_crowded(role.device.device, role.join.local_workers);
+    // A token from the parent is new at each start, and pages outlive the process.
+    let page_secret = role.trust.token()?.map(|token| PageSecret::of(&token.link_key()));
     let link_key = role.trust.token()?.or_else(|| token.clone()).map(|token| MeshSecret(token.link_key()));
     let runtime = Builder::new_multi_thread().worker_threads(RUNTIME_THREADS).enable_all().build()?;
     runtime.block_on(async {
@@ -90,7 +94,7 @@ fn run_worker(
         let Some(found) = finding.await else { return Ok(()) };
         let FoundCoordinator { address, channel } = found?;
         let WorkerSetup { loader, config } =
-            set_up_worker(role, &address, model_source(&role.join, channel.clone(), hub)?, link_key)?;
+            set_up_worker(role, &address, model_source(&role.join, channel.clone(), hub)?, link_key, page_secret)?;
         let presence = RankPresence::default();
         let loader = Box::new(PresenceLoader { loader, presence: presence.clone() });
         if let Some(health) = role.health.health {
@@ -112,13 +116,14 @@ fn set_up_worker(
     coordinator: &str,
     source: ModelSource,
     link_key: Option<MeshSecret>,
+    page_secret: Option<PageSecret>,
 ) -> anyhow::Result<WorkerSetup> {
     let (n_local, device_choice) = (role.join.local_workers, role.device.device);
     let device = device_choice.of_worker(0)?;
     let (door, mesh_address) = open_mesh_listener(&role.join, coordinator)?;
     let scrubber = scrubber(device, &role.worker)?;
     let peers = RankPeers { listener: Some(door), link_key };
-    let loader = loader(device, &role.worker, n_local, peers, scrubber.clone())?;
+    let loader = loader(device, &role.worker, n_local, peers, scrubber.clone(), page_secret)?;
     let memory = match role.join.memory {
         Some(memory) => memory.0,
         None => device_choice.memory_bytes_of_one(n_local, machine::memory_bytes())?,
@@ -216,6 +221,7 @@ pub fn loader(
     n_local: u16,
     peers: RankPeers,
     scrubber: Option<Scrubber>,
+    page_secret: Option<PageSecret>,
 ) -> anyhow::Result<Box<dyn Load>> {
     let RankPeers { listener, link_key } = peers;
     let threads = settings.threads(n_local);
@@ -232,8 +238,10 @@ pub fn loader(
             graphs: settings.cuda_graphs == CudaGraphs::Auto,
             scrubber,
             packed_cache: packed_cache(settings),
+            kv_disk: kv_disk(settings, page_secret)?,
             ..ModelLoader::new(threads)
         }),
+        None if settings.kv_disk.is_some() => bail!("--kv-disk needs a device with memory, and sim has none"),
         None => Box::new(SimLoader),
     })
 }
@@ -241,6 +249,14 @@ pub fn loader(
 fn packed_cache(settings: &WorkerSettings) -> Option<PackedCache> {
     let Some(FolderChoice::Folder(folder)) = settings.packed_cache.clone() else { return None };
     Some(PackedCache::new(PackedCacheConfig { folder, bytes_max: settings.packed_cache_max.0 }))
+}
+
+/// Opens the folder of pages. Its own secret keys the hashes where the cluster has none.
+fn kv_disk(settings: &WorkerSettings, secret: Option<PageSecret>) -> anyhow::Result<Option<KvDisk>> {
+    let Some(KvDiskChoice { folder, bytes_max }) = settings.kv_disk.clone() else { return Ok(None) };
+    let context = format!("--kv-disk {}", folder.display());
+    let config = KvDiskConfig { folder, bytes_max: bytes_max.0, write_rate: settings.kv_disk_rate.0 };
+    KvDisk::open(config, secret).context(context).map(Some)
 }
 
 /// The loader for the sim device, which needs a few facts about the real model.

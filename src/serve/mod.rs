@@ -16,7 +16,7 @@ use crate::roles::process::{hash_salt, micros_since_1970, start_telemetry, stop_
 use crate::roles::router::{Listeners, ServedReplicas, check_clients, route};
 use crate::roles::worker::warn_if_crowded;
 use crate::settings::hub;
-use crate::settings::{ConfigSource, FolderChoice, ServeSettings, config_text};
+use crate::settings::{ConfigSource, FolderChoice, ServeSettings, WorkerSettings, config_text};
 use anyhow::Context;
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::LocatedModel;
@@ -32,8 +32,9 @@ use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tools::out;
-use types::NumericsMode;
+use types::{BlockHash, NumericsMode};
 use wire::{JoinToken, Trust};
+use worker::tier::open_secret;
 
 const REPLICA: &str = "local";
 
@@ -136,7 +137,7 @@ pub async fn serve(
         tracing::info!(cublaslt = %version, "cuBLASLt computes large products");
     }
     let mut controls = controls.into_iter();
-    let (mut groups, mut coordinators, salt) = (Vec::new(), Vec::new(), hash_salt(None)?);
+    let (mut groups, mut coordinators, salt) = (Vec::new(), Vec::new(), page_salt(&settings.worker)?);
     for n in 0..settings.local.replicas {
         let (mut group, coordinator) = ReplicaTasks::start(settings, checkpoint, salt, n).await?;
         if let Some(door) = controls.next() {
@@ -150,6 +151,14 @@ pub async fn serve(
     let end = CancellationToken::new();
     let replicas = RoleTask::start("the replica", end.clone(), run_replicas(groups, end));
     run_all(vec![RoleTask::start("the router", shutdown, router), replicas]).await
+}
+
+/// Returns the salt of block hashes. Pages on disk keep their names from one process to the next, so there the salt
+/// follows from the folder's secret.
+fn page_salt(settings: &WorkerSettings) -> anyhow::Result<[u8; 16]> {
+    let Some(disk) = &settings.kv_disk else { return hash_salt(None) };
+    let secret = open_secret(&disk.folder).with_context(|| format!("--kv-disk {}", disk.folder.display()))?;
+    Ok(BlockHash::salt(&secret.0))
 }
 
 /// A replica: its coordinator and its workers.

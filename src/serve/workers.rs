@@ -30,7 +30,7 @@ pub fn start_threads(settings: &ServeSettings, dialer: &Dialer, first: u16) -> a
         let kv_memory = worker::kv_memory(settings.kv_commit());
         let config = ::worker::Config { scrubber: scrubber.clone(), kv_memory, ..config };
         let peers = RankPeers { listener: door, ..RankPeers::default() };
-        let loader = worker::loader(device, &settings.worker, n_workers, peers, scrubber)?;
+        let loader = worker::loader(device, &settings.worker, n_workers, peers, scrubber, None)?;
         let worker = ::worker::serve(dialer.channel(), loader, config, end.clone());
         Ok(RoleTask::start("a worker", end, async { Ok(worker.await?) }))
     };

@@ -14,6 +14,7 @@ mod health;
 pub mod hub;
 mod identity;
 mod kv;
+pub mod kv_disk;
 pub mod machine;
 pub mod memory_part;
 mod model;

@@ -76,6 +76,10 @@ impl ServeSettings {
             n_ranks * u32::from(replicas) <= RANKS_MAX,
             "--replicas {replicas} of {n_ranks} ranks are more than {RANKS_MAX}"
         );
+        ensure!(
+            self.worker.kv_disk.is_none() || self.coordinator.prefix_cache(),
+            "--kv-disk without the prefix cache: pages on disk are found as cached prefixes are; set only one of them"
+        );
         let n_workers = self.n_workers();
         self.worker = self.worker.resolved(n_workers)?;
         self.router = self.router.resolved()?;

@@ -4,6 +4,7 @@ use super::bytes::ByteSize;
 use super::choices::{CudaGraphs, FolderChoice, GpuCarrier, HostWire, Instructions, KvCommitChoice, LinkPrivacy};
 use super::device::DeviceSettings;
 use super::health::HealthSettings;
+use super::kv_disk::KvDiskChoice;
 use super::machine;
 use super::spoken::ProtocolSettings;
 use super::store::StoreSettings;
@@ -28,6 +29,13 @@ pub struct WorkerSettings {
     /// Maximum bytes of all files with packed weights; those that were used longest ago are removed first
     #[arg(long, env = "LOCKSTEP_PACKED_CACHE_MAX", value_name = "BYTES", default_value = "8GiB")]
     pub packed_cache_max: ByteSize,
+    /// Folder for pages of the KV cache, and its most bytes: prompts that were computed before, also by an earlier
+    /// process, are read from it. Only on CPUs
+    #[arg(long, env = "LOCKSTEP_KV_DISK", value_name = "DIR:BYTES")]
+    pub kv_disk: Option<KvDiskChoice>,
+    /// Maximum bytes per second that each worker writes to the folder of --kv-disk
+    #[arg(long, env = "LOCKSTEP_KV_DISK_RATE", value_name = "BYTES", default_value = "256MiB")]
+    pub kv_disk_rate: ByteSize,
     /// When to use CUDA graphs; tokens are the same without them
     #[arg(long, env = "LOCKSTEP_CUDA_GRAPHS", value_enum, default_value = "auto")]
     pub cuda_graphs: CudaGraphs,
@@ -70,6 +78,7 @@ impl WorkerSettings {
         ensure!(threads > 0, "--threads is 0; it must be at least 1");
         ensure!(threads <= 1024, "--threads is {threads}; it must be at most 1024");
         ensure!((0.0..=1.0).contains(&self.scrub), "--scrub is {}; it must be from 0 to 1", self.scrub);
+        ensure!(self.kv_disk_rate.0 > 0, "--kv-disk-rate is 0; it must be at least 1");
         self.threads = Some(threads);
         Ok(self)
     }

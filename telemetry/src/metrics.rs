@@ -77,7 +77,8 @@ const ROUTE_UNSERVED: Metric = metric(
 const GRAMMARS: Metric = metric("lockstep:grammars_running", "Requests with a grammar whose masks this rank computes.");
 const REQUEST_LARGEST: Metric =
     metric("lockstep:request_tokens_largest", "Most tokens of one answered request so far, prompt and answer.");
-const GAUGES: [&Metric; 17] = [
+const GAUGES: [&Metric; 18] = [
+    &KV_DISK_BYTES,
     &CERTIFICATE_ENDS,
     &CONFIG_RELOAD_OK,
     &REQUEST_LARGEST,
@@ -136,6 +137,16 @@ const DRAFTS_ACCEPTED_AT: Metric = alias(
     &["vllm:spec_decode_num_accepted_tokens_per_pos_total"],
     "Guessed tokens that were right, by their source and their place behind the last known token.",
 );
+const KV_DISK_STORED: Metric = metric(
+    "lockstep:kv_disk_stored_total",
+    "Pages of the KV cache that a rank was to write to its folder, by what became of them.",
+);
+const KV_DISK_READ: Metric = metric(
+    "lockstep:kv_disk_read_total",
+    "Pages of the KV cache that a rank has read from its folder: hits, and misses by their reason.",
+);
+const KV_DISK_BYTES: Metric =
+    metric("lockstep:kv_disk_bytes", "Bytes of the pages in a rank's folder, when it was last measured.");
 const STEPS: Metric = metric("lockstep:steps_total", "Steps planned by the scheduler.");
 const FINISHED: Metric =
     alias("lockstep:requests_finished_total", &["vllm:request_success_total"], "Finished requests, by reason.");
@@ -215,7 +226,9 @@ const PROMPT_CACHED: Metric = metric(
     "lockstep:prompt_tokens_cached_total",
     "Prompt tokens of answered requests that came from the prefix cache.",
 );
-const COUNTERS: [&Metric; 41] = [
+const COUNTERS: [&Metric; 43] = [
+    &KV_DISK_STORED,
+    &KV_DISK_READ,
     &PROMPT_CACHED,
     &SCRUBBED,
     &RECORDS,
@@ -721,6 +734,20 @@ pub fn step_ratio(of: &ReplicaLabel, ratio: f64) {
 /// Adds the growth of a GPU's counts of passes.
 pub fn cuda_passes(way: &'static str, n: u64) {
     PASSES.add(n, &[Label::from_static_parts("way", way)]);
+}
+
+/// Pages were written to the folder behind the pools, dropped for lack of time, or could not be written.
+pub fn kv_disk_stored(outcome: &'static str, n: u64) {
+    KV_DISK_STORED.add(n, &[Label::from_static_parts("outcome", outcome)]);
+}
+
+/// Pages were read from the folder behind the pools; `outcome` is a hit or the reason of a miss.
+pub fn kv_disk_read(outcome: &'static str, n: u64) {
+    KV_DISK_READ.add(n, &[Label::from_static_parts("outcome", outcome)]);
+}
+
+pub fn kv_disk_bytes(n_bytes: u64) {
+    KV_DISK_BYTES.set(n_bytes as f64, &[]);
 }
 
 /// Drafts at one place behind the last known token were verified.

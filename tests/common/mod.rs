@@ -36,6 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use types::{Finish, Grid, Layout, Request, RequestId, Token, TokenOut};
 use watched::{Seen, Watch};
+use worker::tier::{KvDisk, KvDiskConfig};
 use worker::{Isa, MaskConfig, ModelLoader, PeerListener, RecalledLogs, WireChoice};
 
 /// Limit for one round of requests, far beyond what any needs: a test that hangs fails.
@@ -94,6 +95,8 @@ pub struct Setup {
     pub draft_model: Option<DraftModel>,
     /// The model's own layer that guesses.
     pub mtp: Option<MtpDrafts>,
+    /// A folder for pages of the KV cache.
+    pub kv_disk: Option<PathBuf>,
 }
 
 impl Setup {
@@ -122,6 +125,7 @@ impl Setup {
             recalled: None,
             draft_model: None,
             mtp: None,
+            kv_disk: None,
         }
     }
 
@@ -454,9 +458,11 @@ fn start_threads(
         let (listener, isa, wire) = (Some(door), setup.isa, setup.wire);
         // With one rank per core or more, no thread spins.
         let spin = setup.grid.n_ranks() == 1;
+        let disk = |folder: &PathBuf| KvDisk::open(KvDiskConfig::new(folder.clone(), 1 << 30), None).unwrap();
         let loader = watch.around(ModelLoader {
             isa,
             wire,
+            kv_disk: setup.kv_disk.as_ref().map(disk),
             listener,
             spin,
             masks: setup.masks,

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use types::{Request, RequestId, Slice, SliceDone, Step, StepDone, Want};
+use worker::tier::TierReports;
 use worker::{
     AbortHandle, Assignment, CancelFlag, Load, LoadError, LoadedModel, ModelLoader, ReadyReport, RunError, Runner,
 };
@@ -38,6 +39,9 @@ pub struct Seen {
     /// Those among them of requests with a grammar.
     pub masked_drafts_accepted: u32,
     pub masked_drafts_rejected: u32,
+    /// Pages that steps have stored behind the pools, and those that they have fetched from there.
+    pub pages_stored: u32,
+    pub pages_fetched: u32,
 }
 
 #[derive(Default)]
@@ -59,6 +63,8 @@ impl Notes {
         step.slices.iter().for_each(|slice| self.slice(slice));
         let drawing = step.slices.iter().filter(|slice| slice.want == Want::Last).count();
         self.seen.drawing_max = self.seen.drawing_max.max(drawing);
+        self.seen.pages_stored += step.tier.stores.len() as u32;
+        self.seen.pages_fetched += step.tier.fetches.iter().map(|fetch| fetch.pages.len() as u32).sum::<u32>();
     }
 
     fn start(&mut self, request: &Request) {
@@ -198,6 +204,10 @@ impl Runner for WatchedRunner {
             }
         }
         Ok(())
+    }
+
+    fn start_tier(&mut self, reports: TierReports) -> bool {
+        self.runner.start_tier(reports)
     }
 
     fn abort_handle(&self) -> Option<AbortHandle> {

@@ -20,6 +20,7 @@ mod flips;
 mod grammars;
 mod grids;
 mod hub;
+mod kv_disk;
 mod kv_memory;
 mod membership;
 mod messages;

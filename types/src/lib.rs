@@ -24,6 +24,7 @@ pub mod request;
 pub mod reuse;
 pub mod sampling;
 pub mod step;
+pub mod tier;
 pub mod topology;
 pub mod unsupported;
 pub mod weights;
@@ -48,6 +49,7 @@ pub use step::{
     DRAFT_ROWS_MAX, Failure, Finish, GrammarFault, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone, TokenLogprob,
     TokenOut, Want,
 };
+pub use tier::{FetchDone, FetchId, Page, PageFetch, PageKey, TierWork};
 pub use topology::{Grid, GridPlace};
 pub use unsupported::Unsupported;
 pub use weights::{PieceHash, PieceRun, WeightsRoot};

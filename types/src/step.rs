@@ -1,13 +1,13 @@
 //! The step that the coordinator sends to the workers, and the answer of one of them. A step is a difference: a
 //! request's tokens are sent once, at its start, and again only if a replay begins.
 
-use crate::{BlockId, Epoch, Request, RequestId, StepId, Token, Unsupported};
+use crate::{BlockId, Epoch, Request, RequestId, StepId, TierWork, Token, Unsupported};
 use alloc::vec::Vec;
 use core::ops::Range;
 
 /// One pass over the model for a set of slices.
 ///
-/// A rank applies it in this order: ends, starts, slices (each takes its new blocks from `blocks`), the pass.
+/// A rank applies it in this order: ends, tier, starts, slices (each takes its new blocks from `blocks`), the pass.
 /// Ends come first, so that a rank never holds more sequences than may run. A step has at most one slice per request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
@@ -35,6 +35,8 @@ pub struct Step {
     /// a start brings the id back. Steps with slices of theirs may still be in flight: each rank runs steps in order,
     /// so their blocks may be given out from this step on.
     pub ends: Vec<RequestId>,
+    /// What the tier behind the pools has to do.
+    pub tier: TierWork,
 }
 
 impl Step {
@@ -44,6 +46,7 @@ impl Step {
         self.slices.clear();
         self.blocks.clear();
         self.ends.clear();
+        self.tier.clear();
     }
 
     pub fn n_tokens(&self) -> usize {

@@ -8,6 +8,7 @@ mod error;
 mod load;
 pub mod runner;
 mod session;
+pub mod tier;
 
 pub use assignment::{Assignment, Load, LoadError, LoadedModel, MeshSecret, ReadyReport};
 pub use backend::PassStats;

@@ -157,12 +157,15 @@ impl BlockPool {
         self.passing[block.0 as usize] = false;
     }
 
-    /// Names a block that is full and computed, unless another block with the same content has the name.
-    pub fn name(&mut self, block: BlockId, name: BlockHash) {
+    /// Names a block that is full and computed, unless another block with the same content has the name. Returns
+    /// whether the block has just got it.
+    pub fn name(&mut self, block: BlockId, name: BlockHash) -> bool {
         debug_assert!(self.refs[block.0 as usize] > 0);
-        if self.name_of(block).is_none() && self.find(&name).is_none() {
+        let is_new = self.name_of(block).is_none() && self.find(&name).is_none();
+        if is_new {
             self.index.insert(block, name);
         }
+        is_new
     }
 
     /// Sets whether the block that has just been named is passing or kept. A block that had the name before is kept if
@@ -182,11 +185,10 @@ impl BlockPool {
         }
     }
 
-    /// Makes a passing name permanent.
-    pub fn make_permanent(&mut self, name: &BlockHash) {
-        if let Some(block) = self.find(name) {
-            self.passing[block.0 as usize] = false;
-        }
+    /// Makes a passing name permanent. Returns its block, if it was passing.
+    pub fn make_permanent(&mut self, name: &BlockHash) -> Option<BlockId> {
+        let block = self.find(name)?;
+        core::mem::take(&mut self.passing[block.0 as usize]).then_some(block)
     }
 
     /// Makes the block with this name impossible to find. Its holders keep it.

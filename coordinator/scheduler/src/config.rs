@@ -57,6 +57,8 @@ pub struct Config {
     pub prefix_cache: bool,
     /// Of a recurrence the states at multiples of so many positions are kept, if there is room; zero: at none.
     pub state_stride: u32,
+    /// The most pages whose names are kept of the tier behind the pools; zero without one.
+    pub tier_pages_max: u32,
     /// Each group has its own tables and blocks; a position is computed in all of them at once.
     pub groups: Vec<CacheGroup>,
     /// The root of every block hash.
@@ -88,6 +90,7 @@ impl Default for Config {
             aging_micros: 1_000_000,
             prefix_cache: true,
             state_stride: 512,
+            tier_pages_max: 0,
             groups: vec![CacheGroup::FULL],
             policy: PolicyDigest::default(),
             salt: [0; 16],

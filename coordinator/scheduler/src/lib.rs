@@ -47,6 +47,7 @@ mod stats;
 mod step_plan;
 mod table;
 mod tenants;
+mod tier;
 mod turns;
 mod waiting;
 

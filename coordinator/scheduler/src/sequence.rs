@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::drafts::Guesses;
 use crate::progress::SequenceProgress;
 use crate::queue_key::QueueKey;
-use crate::sequence_index::AwaitedPrefix;
+use crate::sequence_index::Awaited;
 use crate::table::BlockTable;
 use crate::tenants::TenantIdx;
 use alloc::boxed::Box;
@@ -13,7 +13,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockHash, BlockId, Goal, PrefixReuse, Priority, Request, RequestId, Token, Want};
+use types::{
+    BLOCK_TOKENS, BlockHash, BlockId, CacheGroup, Goal, PrefixReuse, Priority, Request, RequestId, Token, Want,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SequenceState {
@@ -44,6 +46,24 @@ pub(crate) struct FoundPrefix {
     pub n_cached: u32,
     /// Why there were no more.
     pub reuse: PrefixReuse,
+    /// How many of these the tier had brought back to the pools meanwhile.
+    pub n_fetched: u32,
+    /// The tokens that the pools had before it waited for the tier.
+    n_before_tier: Option<u32>,
+    /// Whether the tier was read for it since it last began to wait.
+    pub is_tier_read: bool,
+}
+
+impl FoundPrefix {
+    /// It waits for the tier. The pools have `n_tokens` of its log.
+    pub fn await_tier(&mut self, n_tokens: u32) {
+        self.n_before_tier.get_or_insert(n_tokens);
+    }
+
+    /// It begins to wait: what the tier has is not known.
+    pub fn forget_tier(&mut self) {
+        (self.n_before_tier, self.is_tier_read) = (None, false);
+    }
 }
 
 /// A step visits all running sequences, several times. The fields that it reads stand together at the front, in this
@@ -72,7 +92,7 @@ pub(crate) struct Sequence {
     pub tables: Vec<BlockTable>,
     names: BlockNames,
     pub key: QueueKey,
-    pub awaited: Option<AwaitedPrefix>,
+    pub awaited: Option<Awaited>,
     /// Its order among the running sequences of all tenants, as of the last change among them: the lowest is served
     /// first.
     pub rank: u64,
@@ -159,6 +179,7 @@ impl Sequence {
         let is_first = !core::mem::replace(&mut self.admitted, true);
         if is_first {
             self.found.n_cached = n_computed;
+            self.found.n_fetched = self.found.n_before_tier.map_or(0, |before| n_computed.saturating_sub(before));
         }
         is_first
     }
@@ -429,6 +450,11 @@ impl Sequence {
         self.names.known()
     }
 
+    /// The names of the blocks that a query of this group behind its first `n_blocks` blocks reads. They are computed.
+    pub fn hashes_read_behind(&self, group: CacheGroup, n_blocks: u32) -> &[BlockHash] {
+        &self.hashes()[group.n_passed(n_blocks * BLOCK_TOKENS) as usize..n_blocks as usize]
+    }
+
     /// Its first `n_full` blocks are full. Returns the name of the one that was the last before, if that is another.
     pub fn pass_full_blocks(&mut self, n_full: u32) -> Option<&BlockHash> {
         if self.progress.n_passing >= n_full {
@@ -465,6 +491,7 @@ impl Sequence {
         self.state = SequenceState::Waiting;
         self.held = false;
         self.progress = SequenceProgress::default();
+        self.found.forget_tier();
         self.guesses.clear();
     }
 }

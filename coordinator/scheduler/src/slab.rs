@@ -1,7 +1,7 @@
 //! All sequences of the scheduler, and how many of them may have broken the ranks.
 
 use crate::sequence::{Sequence, SequenceState};
-use crate::sequence_index::AwaitedPrefix;
+use crate::sequence_index::{Awaited, AwaitedPrefix};
 use alloc::vec::Vec;
 
 pub(crate) use crate::sequence_index::SequenceIdx;
@@ -42,9 +42,10 @@ impl SequenceSlab {
         self.slots.get_mut(idx as usize)?.as_mut().filter(|sequence| sequence.progress().generation == generation)
     }
 
-    /// Whether the prefix that a waiting sequence shares with another is still being computed.
+    /// Whether a prefix of a waiting sequence is still being computed for another, or fetched.
     pub fn is_prefix_awaited(&self, idx: SequenceIdx) -> bool {
-        self[idx].awaited.is_some_and(|AwaitedPrefix { of, generation, position }| {
+        self[idx].awaited.is_some_and(|awaited| {
+            let Awaited::Prefix(AwaitedPrefix { of, generation, position }) = awaited else { return true };
             let other = self.slots.get(of as usize).and_then(Option::as_ref);
             other.is_some_and(|other| {
                 let progress = other.progress();

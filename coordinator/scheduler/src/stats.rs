@@ -66,6 +66,13 @@ pub struct Counters {
     pub blocks_passed: u64,
     /// Pages of recurrent states that got a name, to be found by others.
     pub states_kept: u64,
+    /// Fetches from the tier; those that would take longer than to compute; those that were given up as late.
+    pub fetches: u64,
+    pub fetches_refused: u64,
+    pub fetches_late: u64,
+    /// Pages that fetches have brought, and those that they have not found.
+    pub pages_fetched: u64,
+    pub pages_missing: u64,
     /// Blocks that lost their name because their room was needed.
     pub evictions: u64,
     pub running_peak: u32,

@@ -13,6 +13,7 @@ mod placing;
 mod readiness;
 mod readings;
 mod speed;
+mod tier;
 
 use crate::members::kv_target::KvNeeds;
 use crate::members::unreachable::ExcludedWorker;
@@ -23,7 +24,7 @@ use bytes::Bytes;
 use endings::{EpochEnding, LossQueue, Successor, WorkerDismissalCause};
 use grids::GridChooser;
 use joined::ServedWeights;
-use phase::Phase;
+use phase::{Phase, Placement};
 use proto::cluster as wire;
 use readings::WeightReadings;
 use scheduler::Counters;
@@ -32,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use telemetry::metrics::{self, ReplicaLabel};
 use tonic::Status;
-use types::{Epoch, Grid, Micros, PolicyDigest, Rank, StepDone};
+use types::{Epoch, FetchDone, Grid, Micros, PageKey, PolicyDigest, Rank, StepDone};
 
 pub(crate) struct Deployment {
     config: Arc<Config>,
@@ -165,6 +166,32 @@ impl Deployment {
         let in_flight_since = serving.step_answered(now);
         self.performance.measured.record_answer(done.slices.len(), n_tokens, in_flight_since, now);
         metrics::step(&self.of, Duration::from_micros(done.micros.into()));
+    }
+
+    // -- the disks behind the pools
+
+    /// A rank has ended a fetch. Returns the answer of all ranks, once there is one.
+    pub fn pages_fetched(&mut self, worker: WorkerId, done: FetchDone) -> Option<FetchDone> {
+        self.members.mark_alive(worker);
+        let Placement { blueprint, tier, .. } = &mut self.phase.serving_mut()?.placement;
+        if done.epoch != self.epoch {
+            return None;
+        }
+        tier.record_fetched(worker, done, blueprint.shards.len())
+    }
+
+    /// Keeps the names of a rank's pages until they are taken.
+    pub fn pages_kept(&mut self, worker: WorkerId, pages: &wire::PagesKept) {
+        self.members.mark_alive(worker);
+        let of = Epoch { incarnation: pages.epoch_incarnation, n: pages.epoch_n };
+        if let Some(placement) = self.phase.placement_mut().filter(|_| of == self.epoch) {
+            placement.tier.record_kept(pages);
+        }
+    }
+
+    /// The names that were reported since the last call, once the replica serves.
+    pub fn take_kept_pages(&mut self) -> Vec<PageKey> {
+        self.phase.serving_mut().map(|serving| serving.placement.tier.take_kept()).unwrap_or_default()
     }
 
     // -- the memory of KV caches

@@ -2,6 +2,7 @@
 //! requests; the caller passes the time.
 
 use crate::config::micros;
+use crate::deployment::tier::RankTiers;
 use crate::members::kv_target::{KvNeeds, KvTarget};
 use crate::members::patience::StepTimes;
 use crate::members::ranks::RankHolders;
@@ -45,6 +46,8 @@ pub(crate) struct Placement {
     pub epoch: Epoch,
     pub blueprint: Blueprint,
     pub ranks: RankHolders,
+    /// What ranks report of the disks behind their pools.
+    pub tier: RankTiers,
     /// Whether the replica grew to this grid.
     pub is_grown: bool,
 }

@@ -3,6 +3,7 @@
 use super::endings::EpochEnding;
 use super::grids::GridRequirements;
 use super::phase::{Phase, Placement};
+use super::tier::RankTiers;
 use super::{Deployment, Transition};
 use crate::members::ranks::RankHolders;
 use crate::placement::{Blueprint, Shard, Unplaceable, plan, predict};
@@ -76,7 +77,7 @@ impl Deployment {
                 break;
             }
         }
-        self.phase = Phase::Placing(Placement { epoch, blueprint, ranks, is_grown });
+        self.phase = Phase::Placing(Placement { epoch, blueprint, ranks, tier: RankTiers::default(), is_grown });
     }
 
     /// `context` is the promised one, even if the pools hold less: the angles of scaled RoPE depend on it.

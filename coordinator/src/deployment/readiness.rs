@@ -136,7 +136,9 @@ impl Deployment {
             return None;
         }
         self.is_changed = true;
-        let ranks = &mut self.phase.placing_mut()?.ranks;
+        let placement = self.phase.placing_mut()?;
+        placement.tier.record_ready(ready.kv_tier);
+        let ranks = &mut placement.ranks;
         ranks.record_ready(worker, self.members.steps_done(worker));
         ranks.record_kv_start(worker, ready.kv_parts, ready.kv_grows);
         ranks.all_ready().then_some(Transition::BeginEpoch)
@@ -154,6 +156,7 @@ impl Deployment {
             meant,
             policy: self.readings.serve(meant),
             kv_parts: placement.ranks.kv_parts(),
+            has_tier: placement.tier.has_all(placement.blueprint.shards.len()),
         })
     }
 

@@ -54,6 +54,7 @@ impl Replica {
         let Some(start) = self.deployment.epoch_start() else { return Ok(()) };
         self.requests.epoch_begins(&self.config, &start, now)?;
         self.deployment.serve(now);
+        self.requests.add_tier_pages(self.deployment.take_kept_pages());
         let (grid, tokens_requeued) = (self.deployment.grid(), self.requests.stats().tokens_requeued);
         let cost = self.recoveries.served(grid, tokens_requeued, now, |rank| self.deployment.successor(rank));
         if let Some(cost) = cost {

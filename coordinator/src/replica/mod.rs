@@ -140,6 +140,15 @@ impl Replica {
                     self.requests.kv_committed(parts);
                 }
             }
+            Event::PagesFetched { worker, done } => {
+                if let Some(done) = self.deployment.pages_fetched(worker, done) {
+                    self.requests.pages_fetched(&done);
+                }
+            }
+            Event::PagesKept { worker, pages } => {
+                self.deployment.pages_kept(worker, &pages);
+                self.requests.add_tier_pages(self.deployment.take_kept_pages());
+            }
             Event::RankFailed { worker, failed } => next = self.deployment.rank_failed(worker, &failed, now),
             Event::WorkerLeaves { worker } => next = self.deployment.worker_leaves(worker),
             Event::RankLost { worker, why } => self.deployment.worker_gone(worker, why),

@@ -27,7 +27,10 @@ use proto::cluster as wire;
 use proto::{ProtocolRange, since};
 use scheduler::{RequestOutput, Scheduler, Stats, WorkerLoss};
 use telemetry::metrics::ReplicaLabel;
-use types::{Epoch, Micros, PolicyDigest, RequestId, Step, Unsupported};
+use types::{Epoch, FetchDone, Micros, PageKey, PolicyDigest, RequestId, Step, Unsupported};
+
+/// The most pages of the disks behind the pools that are found. Their names take 17 bytes each.
+const TIER_PAGES_MAX: u32 = 1 << 18;
 
 pub(crate) struct LiveRequests {
     /// The label of its metrics.
@@ -170,7 +173,7 @@ impl LiveRequests {
     // -- epochs
 
     pub fn epoch_begins(&mut self, config: &Config, start: &EpochStart<'_>, now: Micros) -> Result<(), Unsupported> {
-        let EpochStart { epoch, blueprint, protocol, meant, policy, kv_parts } = *start;
+        let EpochStart { epoch, blueprint, protocol, meant, policy, kv_parts, has_tier } = *start;
         let (grid, supports_newest_features) = (blueprint.grid, protocol >= since::NEWEST_OF_REQUESTS);
         match &mut self.planner {
             Some(planner) => {
@@ -190,9 +193,26 @@ impl LiveRequests {
                 self.planner = Some(StepPlanner { scheduler, policy });
             }
         }
+        if let Some(planner) = &mut self.planner {
+            planner.scheduler.set_tier_pages(if has_tier { TIER_PAGES_MAX } else { 0 });
+        }
         self.outputs_without_step(now);
         self.kv_committed(kv_parts);
         Ok(())
+    }
+
+    /// All ranks have ended a fetch.
+    pub fn pages_fetched(&mut self, done: &FetchDone) {
+        if let Some(planner) = &mut self.planner {
+            planner.scheduler.fetched(done);
+        }
+    }
+
+    /// The disks behind the pools have these pages.
+    pub fn add_tier_pages(&mut self, keys: Vec<PageKey>) {
+        if let Some(planner) = &mut self.planner {
+            planner.scheduler.add_tier_pages(keys);
+        }
     }
 
     /// Commits these parts of the ranks' pools, which have memory.

@@ -240,6 +240,8 @@ fn worker_event(worker: WorkerId, frame: WorkerFrame) -> Result<Event, Status> {
         Some(worker_frame::Frame::Heartbeat(beat)) => Ok(Event::Heartbeat { worker, beat }),
         Some(worker_frame::Frame::Loaded(loaded)) => Ok(Event::RankLoaded { worker, loaded }),
         Some(worker_frame::Frame::Ready(ready)) => Ok(Event::RankReady { worker, ready }),
+        Some(worker_frame::Frame::Fetched(done)) => Ok(Event::PagesFetched { worker, done: done.into() }),
+        Some(worker_frame::Frame::Pages(pages)) => Ok(Event::PagesKept { worker, pages }),
         Some(worker_frame::Frame::Leaving(_)) => Ok(Event::WorkerLeaves { worker }),
         Some(worker_frame::Frame::Failed(failed)) => Ok(Event::RankFailed { worker, failed }),
         Some(worker_frame::Frame::Hello(_)) => Err(Status::invalid_argument("a second hello")),

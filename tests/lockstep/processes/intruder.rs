@@ -75,7 +75,7 @@ impl Intruder {
             let message = self.runtime.block_on(async { timeout(PATIENCE, self.down.message()).await });
             let frame = message.unwrap().unwrap().expect("the stream stays").frame;
             if let Some(rank_frame::Frame::Meet(Meet { epoch_incarnation, epoch_n })) = frame {
-                let ready = Ready { epoch_incarnation, epoch_n, kv_parts: None, kv_grows: false };
+                let ready = Ready { epoch_incarnation, epoch_n, kv_parts: None, kv_grows: false, kv_tier: false };
                 return self.runtime.block_on(self.up.send(self::frame(Frame::Ready(ready)))).unwrap();
             }
         }

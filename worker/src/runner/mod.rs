@@ -13,6 +13,7 @@ mod refused;
 pub mod sequences;
 pub mod sim;
 
+use crate::tier::TierReports;
 use backend::{Draw, PassStats};
 use collective::AbortHandle;
 use kv_commit::KvPoolMemory;
@@ -62,6 +63,11 @@ pub trait Runner: Send {
         None
     }
 
+    /// Starts the reports of the tier behind its pools. False if it has none.
+    fn start_tier(&mut self, _reports: TierReports) -> bool {
+        false
+    }
+
     /// Returns how many of the device's passes were plain, recorded, replayed or refused.
     fn pass_stats(&self) -> PassStats {
         PassStats::default()
@@ -92,6 +98,10 @@ impl<R: Runner + ?Sized> Runner for Box<R> {
 
     fn take_kv_memory(&mut self) -> Option<KvPoolMemory> {
         (**self).take_kv_memory()
+    }
+
+    fn start_tier(&mut self, reports: TierReports) -> bool {
+        (**self).start_tier(reports)
     }
 
     fn pass_stats(&self) -> PassStats {

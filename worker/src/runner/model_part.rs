@@ -13,6 +13,7 @@ use crate::runner::guesses::{DraftCost, LearnedDraftCost};
 use crate::runner::kv_commit::KvPoolMemory;
 use crate::runner::mtp::MtpRunner;
 use crate::runner::sequences::SequenceLimits;
+use crate::tier::{KvDisk, RankTier};
 use backend::{Device, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::{CancelFlag, ChunkLimits, ExchangeLimits};
@@ -28,22 +29,25 @@ pub(super) struct ModelPart<D: Device + 'static> {
     pub kv_commit: Option<KvPoolMemory>,
     pub draft_model: Option<DraftModelRunner<D>>,
     pub mtp: Option<MtpRunner<D>>,
+    /// The disk behind the pools.
+    pub tier: Option<RankTier>,
     pub limits: SequenceLimits,
     pub direct: ExchangeLimits,
 }
 
-/// Weights from earlier loads, in memory and in files, and what checks them.
+/// What a loader keeps from one load to the next: weights, in memory and in files, what checks them, and pages of KV.
 #[derive(Clone, Copy)]
-pub(super) struct KeptWeights<'a> {
+pub(super) struct Kept<'a> {
     pub weight_cache: &'a WeightCache,
     pub scrubber: Option<&'a Scrubber>,
     pub packed_cache: Option<&'a PackedCache>,
+    pub kv_disk: Option<&'a KvDisk>,
 }
 
 /// Loads a rank's part, on any device.
 pub(super) fn load_part<D: Device + 'static>(
     open: impl Fn() -> Result<D, LoadError>,
-    KeptWeights { weight_cache, scrubber, packed_cache }: KeptWeights<'_>,
+    Kept { weight_cache, scrubber, packed_cache, kv_disk }: Kept<'_>,
     assignment: &Assignment,
     part: &RankPart,
     cancel: &CancelFlag,
@@ -70,6 +74,10 @@ pub(super) fn load_part<D: Device + 'static>(
     let kv = KvCache::new(device, &specs).map_err(load_failed(assignment))?;
     let draft_model = held.draft.as_ref().map(|draft| draft_runner(draft, assignment)).transpose()?;
     let mtp = held.mtp.as_ref().map(|head| mtp_runner(&held.device, head, assignment)).transpose()?;
+    if kv_disk.is_some() && assignment.zero_kv {
+        return Err(Unsupported("--kv-disk with --zero-kv, which keeps nothing of a request").into());
+    }
+    let tier = kv_disk.map(|disk| disk.rank_tier(policy, part, assignment.epoch, (device, &kv, &specs))).transpose()?;
     let lengths = (assignment.context, assignment.batch_tokens_max);
     let kv_commit = KvPoolMemory::new(kv.block_memories(device), &specs, &limits.groups, lengths);
     let (weight_bytes, weights) = (held.model.weight_bytes() as u64, held.model.piece_runs().to_vec());
@@ -78,7 +86,10 @@ pub(super) fn load_part<D: Device + 'static>(
     let (epoch, rank) = (assignment.epoch, assignment.rank.0);
     tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
     let (of, direct) = (PartKey::new(*policy, assignment, part), exchange_limits(&limits, spec, device.class()));
-    Ok((ModelPart { lent: weight_cache.hand_out(held, of), kv, kv_commit, draft_model, mtp, limits, direct }, ready))
+    Ok((
+        ModelPart { lent: weight_cache.hand_out(held, of), kv, kv_commit, draft_model, mtp, tier, limits, direct },
+        ready,
+    ))
 }
 
 /// Returns the draft model for this rank, kept or read.

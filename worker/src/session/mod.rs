@@ -249,7 +249,7 @@ impl Session<'_> {
                 .await;
         }
         match step.supported() {
-            Ok(()) => self.hand_over(RankWork::Step { step, traceparent }).await,
+            Ok(()) => self.hand_over(RankWork::Step { step: Box::new(step), traceparent }).await,
             Err(unsupported) => self.fail(unsupported.to_string()).await,
         }
     }

@@ -10,7 +10,10 @@ use crate::runner::{Runner, UpcomingSteps};
 use crate::session::committing::{CommitContext, InitialKvMemory, KvCommitter, KvReporting};
 use crate::session::heartbeat::StepCounters;
 use crate::session::leases::{ThreadLease, ThreadLeases};
-use proto::cluster::{Failed, KvTarget, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
+use crate::tier::TierReports;
+use proto::cluster::{
+    Failed, KvTarget, Loaded, PagesFetched, PagesKept, PieceRun, Ready, WorkerFrame, worker_frame::Frame,
+};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -38,7 +41,7 @@ pub(crate) enum RankWork {
     /// How much of the KV cache to commit, queued behind earlier steps.
     SetKvTarget(KvTarget),
     /// A step with its span at the coordinator, which is empty if it is not recorded.
-    Step { step: Step, traceparent: String },
+    Step { step: Box<Step>, traceparent: String },
     /// The assignment has ended, and its memory can be freed.
     Release,
     /// The weights in memory differ from what was loaded.
@@ -134,7 +137,7 @@ impl UpcomingSteps for EpochSteps<'_> {
             self.queue.seen = self.queue.work.try_recv().ok();
         }
         match &self.queue.seen {
-            Some(RankWork::Step { step, .. }) if step.epoch == self.epoch => Some(step),
+            Some(RankWork::Step { step, .. }) if step.epoch == self.epoch => Some(&**step),
             _ => None,
         }
     }
@@ -294,13 +297,14 @@ impl LoadedRank {
             let committing = runner.take_kv_memory().map(|commit| KvCommitter::begin(commit, rank())).transpose()?;
             Ok((runner, committing.unzip()))
         });
-        let (runner, (committing, kv)) = reports.ok_or_report(epoch, &lease, met).await?;
+        let (mut runner, (committing, kv)) = reports.ok_or_report(epoch, &lease, met).await?;
         let InitialKvMemory { parts: kv_parts, grows: kv_grows } = kv.unwrap_or_default();
         if !leases.register_abort(&lease, runner.abort_handle()) {
             return None;
         }
         let (waited, done) = (Duration::ZERO, StepDone::default());
-        let ready = Ready { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, kv_parts, kv_grows };
+        let kv_tier = runner.start_tier(reports.tier_reports(epoch));
+        let ready = Ready { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, kv_parts, kv_grows, kv_tier };
         reports.send(Frame::Ready(ready)).await.then(|| RunningRank {
             epoch,
             rank,
@@ -380,6 +384,23 @@ impl RunningRank {
 }
 
 impl ReportSender {
+    /// Returns what sends the reports of a tier, from threads of its own.
+    fn tier_reports(&self, epoch: Epoch) -> TierReports {
+        let [fetched, kept] = [(); 2].map(|()| self.up.clone());
+        let send = |up: &mpsc::WeakSender<WorkerFrame>, frame: Frame| {
+            // Without a stream the epoch is over.
+            if let Some(up) = up.upgrade() {
+                let _over = up.blocking_send(WorkerFrame { frame: Some(frame) });
+            }
+        };
+        TierReports {
+            fetched: Arc::new(move |done| send(&fetched, Frame::Fetched(PagesFetched::from(&done)))),
+            kept: Box::new(move |keys| {
+                PagesKept::of(epoch, &keys).into_iter().for_each(|pages| send(&kept, Frame::Pages(pages)));
+            }),
+        }
+    }
+
     fn are_closed(&self) -> bool {
         self.up.upgrade().is_none_or(|up| up.is_closed())
     }

@@ -10,6 +10,7 @@ use crate::journal::BlockNameChange;
 use crate::seen::FirstBlockOwners;
 use crate::sequence::Sequence;
 use crate::stats::{Counters, Stats};
+use crate::tier::Tier;
 use alloc::vec::Vec;
 use core::ops::Range;
 use types::cache::blocks_for;
@@ -30,6 +31,7 @@ pub(crate) struct BlockPools {
     /// The most tokens of any slice.
     slice_max: u32,
     first_blocks: FirstBlockOwners,
+    pub tier: Tier,
 }
 
 fn empty_pools(config: &Config) -> Vec<BlockPool> {
@@ -45,12 +47,14 @@ impl BlockPools {
             state_stride: config.state_stride,
             slice_max: config.slice_max(),
             first_blocks: FirstBlockOwners::new(config),
+            tier: Tier::new(config.tier_pages_max),
         }
     }
 
     /// The workers' caches are gone, and have a new size.
     pub fn reset(&mut self, config: &Config) {
         self.pools = empty_pools(config);
+        self.tier.begin_epoch();
     }
 
     /// Whether full blocks get names, by which others find them.

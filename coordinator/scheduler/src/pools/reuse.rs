@@ -1,9 +1,15 @@
-//! How much of a prompt is reused, and why no more: the reason is decided once, when a request is first admitted.
+//! How much of a prompt is reused, and why no more: the reason is decided once, when a request is first admitted. What
+//! only the tier has is brought back to the pools first.
 
 use super::BlockPools;
+use crate::blocks::BlockPool;
 use crate::config::GROUPS_MAX;
 use crate::sequence::Sequence;
-use types::{BLOCK_TOKENS, Goal, PrefixReuse, ReuseEnd};
+use crate::table::BlockTable;
+use crate::tier::FetchInFlight;
+use alloc::vec;
+use alloc::vec::Vec;
+use types::{BLOCK_TOKENS, BlockHash, FetchDone, FetchId, Goal, Micros, Page, PageKey, PrefixReuse, ReuseEnd};
 
 impl BlockPools {
     /// Returns how many blocks at the front of its log need not be computed: each pool has the blocks that a query
@@ -11,8 +17,24 @@ impl BlockPools {
     /// recurrence the last. If full groups have more of it than there is a state for, this prompt diverges from
     /// another: its state is kept.
     pub fn n_prefix_hits(&self, sequence: &mut Sequence) -> u32 {
+        let (n_hits, n_known) = self.n_found(sequence, |_, pool, name| pool.find(name).is_some());
+        sequence.found.n_branch = n_known;
+        n_hits
+    }
+
+    /// The same with the pages that the tier has.
+    pub fn n_hits_with_tier(&self, sequence: &mut Sequence) -> u32 {
+        let has = |group, pool: &BlockPool, name: &BlockHash| {
+            pool.find(name).is_some() || self.tier.has(&PageKey { group, name: *name })
+        };
+        self.n_found(sequence, has).0
+    }
+
+    /// Returns how many blocks at the front of its log need not be computed if `has` names the blocks that are there,
+    /// and how many of them full groups have.
+    fn n_found(&self, sequence: &mut Sequence, has: impl Fn(u8, &BlockPool, &BlockHash) -> bool) -> (u32, u32) {
         if !self.has_names {
-            return 0;
+            return (0, sequence.found.n_branch);
         }
         // For each group, how many consecutive blocks up to here its pool has.
         let mut n_in_row = [0; GROUPS_MAX];
@@ -20,8 +42,8 @@ impl BlockPools {
         'blocks: for n_blocks in 1..=sequence.n_sharable() {
             let name = sequence.hash(n_blocks - 1);
             let (mut serves, mut is_known) = (true, false);
-            for (pool, n_in_row) in self.pools.iter().zip(&mut n_in_row) {
-                *n_in_row = if pool.find(&name).is_some() { *n_in_row + 1 } else { 0 };
+            for ((group, pool), n_in_row) in (0..).zip(&self.pools).zip(&mut n_in_row) {
+                *n_in_row = if has(group, pool, &name) { *n_in_row + 1 } else { 0 };
                 serves &= n_blocks - *n_in_row <= pool.group.n_passed(n_blocks * BLOCK_TOKENS);
                 is_known |= pool.group.keeps_all();
                 if *n_in_row == 0 && pool.group.keeps_all() {
@@ -31,8 +53,61 @@ impl BlockPools {
             n_known = if is_known { n_blocks } else { n_known };
             n_hits = if serves { n_blocks } else { n_hits };
         }
-        sequence.found.n_branch = n_known;
-        n_hits
+        (n_hits, n_known)
+    }
+
+    /// Returns the pages of its first `n_blocks` blocks that the pools lack and a query behind them reads.
+    pub fn n_pages_lacking(&self, sequence: &Sequence, n_blocks: u32) -> u32 {
+        let lacking = |pool: &BlockPool| {
+            let names = sequence.hashes_read_behind(pool.group, n_blocks).iter();
+            names.filter(|name| pool.find(name).is_none()).count() as u32
+        };
+        self.pools.iter().map(lacking).sum()
+    }
+
+    /// Begins to fetch them. Until the fetch ends, it holds their blocks and those that the pools have of this prefix.
+    pub fn begin_fetch(&mut self, sequence: &Sequence, n_blocks: u32, begun: Micros, deadline: Micros) -> FetchId {
+        let mut pages = Vec::new();
+        let mut tables = vec![BlockTable::default(); self.pools.len()];
+        for ((group, pool), table) in (0..).zip(&mut self.pools).zip(&mut tables) {
+            let names = sequence.hashes_read_behind(pool.group, n_blocks);
+            // What is there is held before room is made for the rest.
+            for block in names.iter().filter_map(|name| pool.find(name)).collect::<Vec<_>>() {
+                pool.share(block);
+                table.push(block);
+            }
+            for &name in names.iter().filter(|name| pool.find(name).is_none()).collect::<Vec<_>>() {
+                let block = pool.take().expect("there is room for the whole log");
+                table.push(block);
+                pages.push(Page { key: PageKey { group, name }, block });
+            }
+        }
+        self.tier.begin(pages, tables, begun, deadline)
+    }
+
+    /// The ranks have answered a fetch: names what has come, and gives up the rest. None if it was cancelled.
+    pub fn finish_fetch(&mut self, done: &FetchDone) -> Option<FetchInFlight> {
+        let mut fetch = self.tier.finish(done.id, done.micros.saturating_mul(1000))?;
+        for (i, page) in (0..).zip(&fetch.pages) {
+            if done.missing.binary_search(&i).is_ok() {
+                self.tier.note_missing(&page.key);
+            } else {
+                self.pools[usize::from(page.key.group)].name(page.block, page.key.name);
+            }
+        }
+        self.release_fetch(&mut fetch);
+        Some(fetch)
+    }
+
+    /// Ends a fetch whose deadline has come, and gives up its blocks.
+    pub fn cancel_late_fetch(&mut self, now: Micros) -> Option<FetchInFlight> {
+        let mut fetch = self.tier.cancel_late(now)?;
+        self.release_fetch(&mut fetch);
+        Some(fetch)
+    }
+
+    fn release_fetch(&mut self, fetch: &mut FetchInFlight) {
+        self.pools.iter_mut().zip(&mut fetch.tables).for_each(|(pool, table)| pool.release(table));
     }
 
     /// Why this sequence begins behind `n_hits` blocks, and no more. Full groups know `n_branch` of them.

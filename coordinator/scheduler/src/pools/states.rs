@@ -15,7 +15,7 @@ use crate::sequence::Sequence;
 use crate::stats::Counters;
 use core::ops::Range;
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockId, CacheGroup};
+use types::{BLOCK_TOKENS, BlockId, CacheGroup, Page, PageKey};
 
 impl Sequence {
     /// Whether requests may come back to the end of block `i`: it ends at the stride, with the last full block of the
@@ -71,9 +71,11 @@ impl BlockPools {
     fn name_full_blocks(&mut self, sequence: &mut Sequence, full: Range<u32>) {
         for i in full {
             let name = sequence.hash(i);
-            let kept_whole = self.pools.iter_mut().zip(&sequence.tables).filter(|(pool, _)| !pool.group.is_state());
-            for (pool, table) in kept_whole {
-                pool.name(table.blocks[i as usize], name);
+            for (group, (pool, table)) in (0..).zip(self.pools.iter_mut().zip(&sequence.tables)) {
+                let block = table.blocks[i as usize];
+                if !pool.group.is_state() && pool.name(block, name) {
+                    self.tier.store(Page { key: PageKey { group, name }, block });
+                }
             }
         }
     }
@@ -83,13 +85,16 @@ impl BlockPools {
     fn name_states(&mut self, sequence: &mut Sequence, full: Range<u32>, counters: &mut Counters) {
         for i in full.clone() {
             let (name, is_kept) = (sequence.hash(i), sequence.may_resume_after(i, self.state_stride));
-            let states = self.pools.iter_mut().zip(&sequence.tables).filter(|(pool, _)| pool.group.is_state());
-            for (pool, table) in states {
+            let groups = (0..).zip(self.pools.iter_mut().zip(&sequence.tables));
+            for (group, (pool, table)) in groups.filter(|(_, (pool, _))| pool.group.is_state()) {
                 let block = table.blocks[i as usize];
                 if block != BlockId::NONE && (is_kept || i + 1 == full.end) {
                     counters.states_kept += u64::from(is_kept && pool.find(&name).is_none());
                     pool.name(block, name);
                     pool.set_temporary(&name, block, !is_kept);
+                    if is_kept && pool.name_of(block) == Some(&name) {
+                        self.tier.store(Page { key: PageKey { group, name }, block });
+                    }
                 }
             }
         }
@@ -116,7 +121,11 @@ impl BlockPools {
     /// Keeps the last full page of a sequence that ends or makes way.
     pub(super) fn keep_last_state(&mut self, sequence: &mut Sequence) {
         if let Some(name) = sequence.take_last_full() {
-            self.pools.iter_mut().for_each(|pool| pool.make_permanent(name));
+            for (group, pool) in (0..).zip(&mut self.pools) {
+                if let Some(block) = pool.make_permanent(name) {
+                    self.tier.store(Page { key: PageKey { group, name: *name }, block });
+                }
+            }
         }
     }
 
@@ -128,7 +137,10 @@ impl BlockPools {
         }
         for i in 0..sequence.progress().n_sure / BLOCK_TOKENS {
             let name = sequence.hash(i);
-            self.pools.iter_mut().for_each(|pool| pool.forget(&name));
+            for (group, pool) in (0..).zip(&mut self.pools) {
+                pool.forget(&name);
+                self.tier.forget(PageKey { group, name });
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::Scheduler;
 use crate::blocks::BlockPool;
 use crate::config::Config;
+use crate::pools::BlockPools;
 use crate::progress::SequenceProgress;
 use crate::sequence::{Sequence, SequenceState};
 use crate::slab::SequenceSlab;
@@ -28,7 +29,7 @@ pub(super) fn check(scheduler: &Scheduler) {
         }
     }
     check_in_flight(scheduler);
-    pools.iter().enumerate().for_each(|(group, pool)| check_blocks(sequences, group, pool));
+    pools.iter().enumerate().for_each(|(group, pool)| check_blocks(sequences, group, pools, pool));
     let mut held = live.iter().filter(|&idx| sequences[idx].is_held()).map(|idx| sequences[idx].id);
     assert!(held.all(|id| !in_flight.ends().contains(&id)), "a running request must not be in ends");
 }
@@ -156,7 +157,7 @@ fn check_in_flight(scheduler: &Scheduler) {
 
 /// Each block is free, cached or used, and has as many holders as tables list it. A slice writes only blocks that
 /// its sequence holds alone.
-fn check_blocks(sequences: &SequenceSlab, group: usize, pool: &BlockPool) {
+fn check_blocks(sequences: &SequenceSlab, group: usize, pools: &BlockPools, pool: &BlockPool) {
     let mut n_holders = vec![0; pool.n_total() as usize];
     let mut n_writers = vec![0; pool.n_total() as usize];
     for (_, sequence) in sequences.iter() {
@@ -169,6 +170,13 @@ fn check_blocks(sequences: &SequenceSlab, group: usize, pool: &BlockPool) {
                 assert_eq!(sequence.hashes().get(i), Some(name), "a name is the hash of the block's tokens");
                 assert!(is_full, "a block that is written has no name");
             }
+        }
+    }
+    for fetch in pools.tier.fetches() {
+        fetch.tables[group].held().for_each(|(_, block)| n_holders[block.0 as usize] += 1);
+        for page in fetch.pages.iter().filter(|page| usize::from(page.key.group) == group) {
+            n_writers[page.block.0 as usize] += 1;
+            assert_eq!(pool.name_of(page.block), None, "a block that is fetched has no name yet");
         }
     }
     let mut is_free = vec![false; pool.n_total() as usize];

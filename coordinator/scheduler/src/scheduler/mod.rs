@@ -17,14 +17,16 @@ use crate::refusal::RequestRejection;
 use crate::request_index::RequestIndex;
 use crate::running::RunningSet;
 use crate::sequence::{Sequence, SequenceState};
+use crate::sequence_index::Awaited;
 use crate::slab::{SequenceIdx, SequenceSlab};
 use crate::stats::{Counters, Stats};
 use crate::step_plan::StepPlan;
 use crate::tenants::Tenants;
+use crate::tier::Tier;
 use crate::waiting::WaitingQueue;
 use alloc::vec::Vec;
 use core::ops::Range;
-use types::{BlockHash, Epoch, Finish, Micros, Request, RequestId, Unsupported};
+use types::{BlockHash, Epoch, FetchDone, FetchId, Finish, Micros, PageKey, Request, RequestId, Unsupported};
 
 pub struct Scheduler {
     config: Config,
@@ -150,6 +152,39 @@ impl Scheduler {
         if sequence.progress().n_slices_in_flight == 0 {
             self.pools.release(sequence);
             self.sequences.remove(idx);
+        }
+    }
+
+    /// Sets how many pages the tier behind the pools may have; zero if the ranks have none. Call when an epoch begins.
+    pub fn set_tier_pages(&mut self, n_pages: u32) {
+        if n_pages != self.config.tier_pages_max {
+            self.config.tier_pages_max = n_pages;
+            self.pools.tier = Tier::new(n_pages);
+        }
+    }
+
+    /// The tier has these pages, as a rank reports.
+    pub fn add_tier_pages(&mut self, keys: impl IntoIterator<Item = PageKey>) {
+        keys.into_iter().for_each(|key| self.pools.tier.insert(key));
+    }
+
+    /// All ranks have answered a fetch. The answer to one that was cancelled is ignored.
+    pub fn fetched(&mut self, done: &FetchDone) {
+        if done.epoch != self.epoch() {
+            return;
+        }
+        let Some(fetch) = self.pools.finish_fetch(done) else { return };
+        self.counters.pages_fetched += (fetch.pages.len() - done.missing.len()) as u64;
+        self.counters.pages_missing += done.missing.len() as u64;
+        self.end_wait_for(fetch.id);
+    }
+
+    /// Sequences wait for this fetch no longer.
+    fn end_wait_for(&mut self, fetch: FetchId) {
+        for sequence in self.sequences.iter_mut() {
+            if matches!(sequence.awaited, Some(Awaited::Fetch(awaited)) if awaited == fetch) {
+                sequence.awaited = None;
+            }
         }
     }
 

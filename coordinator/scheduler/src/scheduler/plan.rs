@@ -8,23 +8,34 @@
 
 use super::Scheduler;
 use crate::awaited::awaited_prefix;
-use crate::costs::StepSize;
+use crate::costs::{StepCosts, StepSize};
 use crate::in_flight::{PlannedSlice, StepInFlight};
 use crate::pools::PromisedBlocks;
 use crate::sequence::Sequence;
-use crate::slab::SequenceIdx;
+use crate::sequence_index::{Awaited, SequenceIdx};
 use crate::stats::Counters;
 use crate::step_plan::SlicePlan;
 use crate::turns::TurnRule;
-use types::{BLOCK_TOKENS, Micros, Slice, Step};
+use core::ops::Range;
+use types::{BLOCK_TOKENS, Micros, PageKey, Slice, Step};
 
 /// The chunks of a step have at least so many tokens together, whatever its time, so that prompts go on.
 const CHUNKS_MIN: u32 = BLOCK_TOKENS;
+
+/// Fewer blocks than these are computed and not fetched.
+const FETCH_MIN: u32 = 4;
+
+/// A fetch may take as long as computing its tokens, and always this long.
+const FETCH_WAIT_MIN: Micros = Micros(500_000);
+
+/// How long it may take while the time to compute is not known.
+const FETCH_WAIT_FIRST: Micros = Micros(5_000_000);
 
 impl Scheduler {
     /// Fills `step` with the next step, if there is work and not enough in flight.
     pub fn next_step(&mut self, now: Micros, step: &mut Step) -> bool {
         step.clear();
+        self.cancel_late_fetches(now);
         if self.in_flight.len() >= self.n_steps_allowed() as usize {
             return false;
         }
@@ -37,7 +48,7 @@ impl Scheduler {
             self.plan.rule = TurnRule { n_steps, ahead_max, steps_per_turn: n_turns, distance };
             self.plan_slices(now, step)
         });
-        if distance.is_none() && self.in_flight.ends().is_empty() {
+        if distance.is_none() && self.in_flight.ends().is_empty() && !self.pools.tier.is_urgent() {
             self.note_starved();
             return false;
         }
@@ -224,8 +235,11 @@ impl Scheduler {
             let n_hits = self.pools.n_prefix_hits(&mut self.sequences[idx]);
             let awaited = awaited_prefix(idx, n_hits, &self.running, &mut self.sequences, &self.pools);
             if awaited.is_some() {
-                self.sequences[idx].awaited = awaited;
+                self.sequences[idx].awaited = awaited.map(Awaited::Prefix);
                 self.counters.prefixes_awaited += 1;
+                continue;
+            }
+            if self.awaits_fetch(idx, n_hits, now, &promised) {
                 continue;
             }
             let sequence = &self.sequences[idx];
@@ -246,6 +260,48 @@ impl Scheduler {
             let sequence = &self.sequences[idx];
             beside_suspect |= sequence.is_suspect();
             self.pools.promise(sequence, end, &mut promised);
+        }
+    }
+
+    /// Whether a waiting sequence that could run now waits for pages of the tier: a fetch of them is in flight, or one
+    /// begins, because it should take less time than to compute them. The tier is read once for each time that a
+    /// sequence waits.
+    fn awaits_fetch(&mut self, idx: SequenceIdx, n_hits: u32, now: Micros, promised: &PromisedBlocks) -> bool {
+        let sequence = &mut self.sequences[idx];
+        if self.config.tier_pages_max == 0 || sequence.found.is_tier_read || sequence.n_sharable() < n_hits + FETCH_MIN
+        {
+            return false;
+        }
+        let (next, n_found) = (sequence.hash(n_hits), self.pools.n_hits_with_tier(sequence));
+        if n_found < n_hits + FETCH_MIN || !self.has_room(idx, n_hits, promised) {
+            return false;
+        }
+        let groups = 0..self.pools.n_groups() as u8;
+        let in_flight = groups.filter_map(|group| self.pools.tier.fetch_of(&PageKey { group, name: next })).next();
+        let (sequence, computed) = (&mut self.sequences[idx], n_hits * BLOCK_TOKENS..n_found * BLOCK_TOKENS);
+        if let Some(fetch) = in_flight {
+            sequence.found.await_tier(computed.start);
+            sequence.awaited = Some(Awaited::Fetch(fetch));
+            return true;
+        }
+        sequence.found.is_tier_read = true;
+        let nanos = prefill_nanos(&self.costs, computed.clone(), self.config.slice_max());
+        if !self.pools.tier.is_worth(self.pools.n_pages_lacking(sequence, n_found), nanos) {
+            self.counters.fetches_refused += 1;
+            return false;
+        }
+        let wait = if nanos == 0 { FETCH_WAIT_FIRST } else { Micros((nanos / 1000).max(FETCH_WAIT_MIN.0)) };
+        let fetch = self.pools.begin_fetch(sequence, n_found, now, Micros(now.0.saturating_add(wait.0)));
+        sequence.found.await_tier(computed.start);
+        sequence.awaited = Some(Awaited::Fetch(fetch));
+        self.counters.fetches += 1;
+        true
+    }
+
+    fn cancel_late_fetches(&mut self, now: Micros) {
+        while let Some(fetch) = self.pools.cancel_late_fetch(now) {
+            self.counters.fetches_late += 1;
+            self.end_wait_for(fetch.id);
         }
     }
 
@@ -371,6 +427,7 @@ impl Scheduler {
         }
         let predicted = Micros(self.costs.nanos(size) / 1000);
         self.in_flight.push(step, StepInFlight { id: step.id, size, predicted, slices });
+        self.pools.tier.take_work(&mut step.tier);
         self.tenants.charge();
     }
 
@@ -384,6 +441,16 @@ impl Scheduler {
             _ => {}
         }
     }
+}
+
+/// Returns the expected time to compute these positions of one sequence; zero if it is not known.
+fn prefill_nanos(costs: &StepCosts, positions: Range<u32>, slice_max: u32) -> u64 {
+    let chunk = |start: u32| {
+        let mut size = StepSize::default();
+        size.add(start, slice_max.min(positions.end - start));
+        costs.nanos(size)
+    };
+    positions.clone().step_by(slice_max as usize).map(chunk).fold(0, u64::saturating_add)
 }
 
 fn write_slice(

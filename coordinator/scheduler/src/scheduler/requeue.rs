@@ -81,7 +81,10 @@ impl Scheduler {
     fn requeue(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
         match sequence.state() {
-            SequenceState::Waiting => {}
+            SequenceState::Waiting => {
+                sequence.awaited = None;
+                sequence.found.forget_tier();
+            }
             SequenceState::Ending => self.sequences.remove(idx),
             SequenceState::Running => {
                 self.counters.requeued += 1;

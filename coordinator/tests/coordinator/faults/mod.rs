@@ -385,7 +385,8 @@ impl RawWorker {
         let rank_frame::Frame::Meet(meet) = self.next().await.unwrap() else { panic!("Meet follows") };
         let wire::Meet { epoch_incarnation, epoch_n } = meet;
         assert_eq!(epoch_n, self.last.epoch_n);
-        self.send(worker_frame::Frame::Ready(wire::Ready { epoch_incarnation, epoch_n, kv_parts, kv_grows })).await;
+        let ready = wire::Ready { epoch_incarnation, epoch_n, kv_parts, kv_grows, kv_tier: false };
+        self.send(worker_frame::Frame::Ready(ready)).await;
     }
 
     async fn blame(&self, rank: u32) {

@@ -40,7 +40,7 @@ pub(crate) use isa::{Kernel, dispatch};
 
 use crate::{
     BlockMemory, Error, FillPiece, KvPages, KvSpec, MatrixShape, Memory, PackedBytes, Result, RopeStyle, Routing,
-    StoredMatrix, Weights,
+    StoredMatrix, Weights, WritePage,
 };
 use memory::{HostMemory, SharedPtr};
 use std::ops::Range;
@@ -226,6 +226,14 @@ impl KvPages for Cpu {
 
     fn block_memory(&self, kv: &Kv) -> Option<BlockMemory> {
         kv.block_memory()
+    }
+
+    fn read_page(&self, kv: &Kv, _: &KvSpec, block: BlockId, out: &mut Vec<u8>) {
+        kv.read_page(block, out);
+    }
+
+    fn page_writer(&self, kv: &Kv) -> Option<WritePage> {
+        Some(kv.page_writer())
     }
 
     fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {

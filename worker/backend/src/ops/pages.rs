@@ -15,6 +15,10 @@ pub struct BlockMemory {
     pub release: ChangeBlocks,
 }
 
+/// Writes the bytes of a block over all layers, from any thread, even during computations. Nothing may use the block at
+/// the same time.
+pub type WritePage = Box<dyn Fn(BlockId, &[u8]) + Send + Sync>;
+
 /// The pages of the cache. They are allocated at load.
 pub trait KvPages {
     /// The paged K and V, or the states, of a cache group's layers.
@@ -27,7 +31,15 @@ pub trait KvPages {
     fn block_memory(&self, _kv: &Self::Kv) -> Option<BlockMemory> {
         None
     }
-    /// The raw bytes of a block in one layer, for tests.
+    /// Appends the bytes of a block, one layer after another: what `page_writer` writes.
+    fn read_page(&self, kv: &Self::Kv, spec: &KvSpec, block: BlockId, out: &mut Vec<u8>) {
+        (0..spec.n_layers).for_each(|layer| out.extend(self.read_block(kv, layer, block)));
+    }
+    /// Returns what writes pages beside the passes. None if the device does not support that.
+    fn page_writer(&self, _kv: &Self::Kv) -> Option<WritePage> {
+        None
+    }
+    /// The raw bytes of a block in one layer.
     fn read_block(&self, kv: &Self::Kv, layer: usize, block: BlockId) -> Vec<u8>;
 }
 

@@ -18,6 +18,7 @@ use crate::runner::model_part::ModelPart;
 use crate::runner::mtp::MtpRunner;
 use crate::runner::sequences::{RankSequences, StepViolation, TokenSource};
 use crate::runner::{RunError, Runner, UpcomingSteps, reuse_allocation};
+use crate::tier::{RankTier, TierReports};
 use backend::{Batch, Device, Draw, DrawError, DrawsInFlight, PassStats};
 use collective::{AbortHandle, Ranks};
 use model::KvCache;
@@ -30,6 +31,8 @@ pub struct ModelRunner<D: Device + 'static> {
     ranks: Ranks<D>,
     lent: PartInUse<D>,
     kv: KvCache<D>,
+    /// Pages that outlive their blocks.
+    tier: Option<RankTier>,
     /// None once it has been taken.
     kv_commit: Option<KvPoolMemory>,
     sequences: RankSequences,
@@ -66,7 +69,7 @@ enum DrawProgress {
 
 impl<D: Device + 'static> ModelRunner<D> {
     pub(super) fn new(part: ModelPart<D>, ranks: Ranks<D>, masks: MaskConfig) -> ModelRunner<D> {
-        let ModelPart { lent, kv, kv_commit, draft_model, mtp, limits, .. } = part;
+        let ModelPart { lent, kv, kv_commit, draft_model, mtp, tier, limits, .. } = part;
         let draft_counts = DraftCounts::new(&limits.guesses);
         let (outputs_max, message_words_max) = (limits.outputs_max(), limits.message_words_max());
         let n_guess_max = limits.guesses.n_max_among(1);
@@ -82,6 +85,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             lent,
             ranks,
             kv,
+            tier,
             kv_commit,
             sequences,
             masks,
@@ -103,6 +107,9 @@ impl<D: Device + 'static> ModelRunner<D> {
     fn begin(&mut self, step: &Step) -> Result<(), RunError> {
         let protocol = |violation: StepViolation| RunError::Protocol { step: step.id.0, what: violation.to_string() };
         self.sequences.begin(step).map_err(protocol)?;
+        if let Some(tier) = &mut self.tier {
+            tier.apply(step, &self.lent.get().device, &self.kv);
+        }
         if self.is_sampler {
             self.masks.begin(step);
         }
@@ -360,6 +367,12 @@ impl<D: Device + 'static> Runner for ModelRunner<D> {
 
     fn take_kv_memory(&mut self) -> Option<KvPoolMemory> {
         self.kv_commit.take()
+    }
+
+    fn start_tier(&mut self, reports: TierReports) -> bool {
+        let Some(tier) = &mut self.tier else { return false };
+        tier.start(reports);
+        true
     }
 
     fn pass_stats(&self) -> PassStats {

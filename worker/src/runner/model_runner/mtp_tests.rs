@@ -4,7 +4,7 @@ use super::*;
 use crate::assignment::Assignment;
 use crate::load::weight_cache::WeightCache;
 use crate::runner::guesses::{GuessConfig, MtpConfig};
-use crate::runner::model_part::{KeptWeights, load_part};
+use crate::runner::model_part::{Kept, load_part};
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use checkpoint::Checkpoint;
 use collective::CancelFlag;
@@ -32,7 +32,7 @@ fn runner(model_path: &Path) -> ModelRunner<Cpu> {
     let config = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
     let open = || Ok(Cpu::new(config).unwrap());
     let weight_cache = WeightCache::default();
-    let kept = KeptWeights { weight_cache: &weight_cache, scrubber: None, packed_cache: None };
+    let kept = Kept { weight_cache: &weight_cache, scrubber: None, packed_cache: None, kv_disk: None };
     let (loaded, _) = load_part(open, kept, &assignment, &part, &CancelFlag::default()).unwrap();
     ModelRunner::new(loaded, Ranks::solo(spec.n_layers), MaskConfig::default())
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::assignment::Assignment;
 use crate::load::weight_cache::WeightCache;
-use crate::runner::model_part::{KeptWeights, load_part};
+use crate::runner::model_part::{Kept, load_part};
 use backend::KvPages;
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use checkpoint::Checkpoint;
@@ -28,7 +28,7 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
     let config = CpuConfig { threads: 1, activations: Activations::Int8, isa: Isa::detect(), spin: true };
     let open = || Ok(Cpu::new(config).unwrap());
     let weight_cache = WeightCache::default();
-    let kept = KeptWeights { weight_cache: &weight_cache, scrubber: None, packed_cache: None };
+    let kept = Kept { weight_cache: &weight_cache, scrubber: None, packed_cache: None, kv_disk: None };
     let (loaded, _) = load_part(open, kept, &assignment, &part, &CancelFlag::default()).unwrap();
     ModelRunner::new(ModelPart { kv_commit: None, ..loaded }, Ranks::solo(n_layers), MaskConfig::default())
 }

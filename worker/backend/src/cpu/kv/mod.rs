@@ -12,7 +12,9 @@ use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::memory::{HostMemory, SharedPtr};
 use super::vector::Vector;
-use crate::{AttentionCall, AttentionHeads, BlockMemory, ChangeBlocks, Error, KvSpec, PackedBytes, Result, RopeStyle};
+use crate::{
+    AttentionCall, AttentionHeads, BlockMemory, ChangeBlocks, Error, KvSpec, PackedBytes, Result, RopeStyle, WritePage,
+};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, TryLockError};
 use types::{BLOCK_TOKENS, BlockId, KvDtype, KvLayout};
@@ -170,6 +172,27 @@ impl Kv {
 
     pub(crate) fn read_block(&self, layer: usize, block: BlockId) -> Vec<u8> {
         self.pages.bytes()[self.block_range(layer, block)].to_vec()
+    }
+
+    pub(crate) fn read_page(&self, block: BlockId, out: &mut Vec<u8>) {
+        for layer in 0..self.spec.n_layers {
+            out.extend_from_slice(&self.pages.bytes()[self.block_range(layer, block)]);
+        }
+    }
+
+    /// Returns what writes a block in every layer.
+    pub(crate) fn page_writer(&self) -> WritePage {
+        let (pages, spec) = (self.pages.clone(), self.spec);
+        let n_bytes = spec.layout.page_bytes(spec.dtype) as usize;
+        Box::new(move |block, page| {
+            assert!((block.0 as usize) < spec.n_blocks && page.len() == n_bytes * spec.n_layers, "a page of {spec:?}");
+            let memory = SharedPtr::new(pages.start());
+            for (layer, from) in page.chunks_exact(n_bytes).enumerate() {
+                let start = (layer * spec.n_blocks + block.0 as usize) * n_bytes;
+                // SAFETY: the block is one of this cache, and by the contract of `WritePage` nothing else uses it.
+                unsafe { memory.part(start, n_bytes) }.copy_from_slice(from);
+            }
+        })
     }
 
     /// Returns the bytes of all heads' pages of a block.

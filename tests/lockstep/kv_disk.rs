@@ -1,0 +1,202 @@
+//! Pages of the KV cache on disk: what is read from there equals a recompute, bit for bit, of every cache group, on
+//! grids, in chunks, preempted and after losses. Damaged, cut, swapped and foreign pages are computed.
+
+use crate::common::requests::{difference, tiny_requests};
+use crate::common::watched::Seen;
+use crate::common::{Answer, Replica, Setup, reference_model};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use types::Request;
+
+/// Too few for the requests that run at the same time: some are preempted. The longest fits.
+const CROWDED_BLOCKS: u32 = 50;
+
+/// A folder that is removed at the end of a test.
+struct DiskFolder(PathBuf);
+
+impl DiskFolder {
+    fn new(name: &str) -> DiskFolder {
+        let folder = std::env::temp_dir().join(format!("lockstep-kv-disk-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        DiskFolder(folder)
+    }
+
+    /// The files of pages, in order.
+    fn files(&self) -> Vec<PathBuf> {
+        let entries = |folder: &PathBuf| -> Vec<PathBuf> {
+            fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
+        };
+        let mut level = vec![self.0.join("pages")];
+        for _ in 0..4 {
+            level = level.iter().flat_map(entries).collect();
+        }
+        level.sort();
+        level
+    }
+
+    /// Returns the number of pages, once no more are written.
+    async fn n_written(&self) -> usize {
+        let mut n = usize::MAX;
+        loop {
+            let now = self.files().len();
+            if now == n {
+                return n;
+            }
+            n = now;
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    }
+}
+
+impl Drop for DiskFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Bench {
+    name: String,
+    base: Setup,
+    requests: Vec<Request>,
+    expected: Vec<Answer>,
+}
+
+impl Bench {
+    async fn new(name: &str, activations: &'static str, kv_dtype: &'static str) -> Bench {
+        let model = reference_model(name);
+        let requests = tiny_requests(&model);
+        let base = Setup::new(model, activations, kv_dtype);
+        let mut replica = Replica::start(&base).await;
+        let expected = replica.run_alone(&requests).await;
+        replica.stop().await;
+        Bench { name: name.into(), base: Setup { prefix_cache: true, ..base }, requests, expected }
+    }
+
+    /// Starts a replica on this folder, and checks that the requests have the bits that they have alone and cold.
+    async fn same(&self, way: &str, folder: &DiskFolder, setup: Setup, breaks: &[u32]) -> Seen {
+        let setup = Setup { kv_disk: Some(folder.0.clone()), ..setup };
+        let mut replica = Replica::start(&setup).await;
+        // The names of the folder's pages come after the first heartbeat at the latest.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        breaks.iter().for_each(|n| replica.break_at(*n));
+        let answers = replica.run(&self.requests).await;
+        let seen = replica.seen();
+        replica.stop().await;
+        let n_written = folder.n_written().await;
+        println!("{} {way}: {n_written} files, {seen:?}", self.name);
+        for (i, (got, expected)) in answers.iter().zip(&self.expected).enumerate() {
+            assert!(got == expected, "{} {way}: request {i}: {}", self.name, difference(got, expected));
+        }
+        seen
+    }
+
+    /// Cold, and then again and again from what the first process left.
+    async fn outlives_processes(&self, grid: (u16, u16)) {
+        let (name, base) = (format!("{}-{}-{}", self.name, grid.0, grid.1), self.base.on(grid.0, grid.1));
+        let folder = DiskFolder::new(&name);
+        let cold = self.same("cold", &folder, base.clone(), &[]).await;
+        assert!(cold.pages_stored > 100, "{cold:?}");
+        let warm = self.same("from disk", &folder, base.clone(), &[]).await;
+        assert!(warm.pages_fetched > 100 && warm.hit_tokens > cold.hit_tokens + 1000, "{cold:?} {warm:?}");
+        let small = Setup { chunk_tokens_max: 7, ..base.clone() };
+        let chunked = self.same("in chunks", &folder, small, &[]).await;
+        assert!(chunked.pages_fetched > 100, "{chunked:?}");
+        let lost = self.same("after losses", &folder, base, &[3, 9]).await;
+        assert!(lost.loads == 3 && lost.pages_fetched > warm.pages_fetched, "{lost:?}");
+    }
+}
+
+#[tokio::test]
+async fn dense_pages_outlive_processes() {
+    let bench = Bench::new("llama-f16-sharded", "int8", "f16").await;
+    for grid in [(1, 1), (2, 1), (1, 2)] {
+        bench.outlives_processes(grid).await;
+    }
+}
+
+#[tokio::test]
+async fn pages_of_eight_bits_outlive_processes() {
+    Bench::new("llama-f32-tied", "f32", "int8").await.outlives_processes((1, 1)).await;
+}
+
+#[tokio::test]
+async fn windowed_pages_outlive_processes() {
+    let bench = Bench::new("gemma3", "f32", "f16").await;
+    for grid in [(1, 1), (2, 1)] {
+        bench.outlives_processes(grid).await;
+    }
+}
+
+#[tokio::test]
+async fn states_outlive_processes() {
+    let bench = Bench::new("qwen3-next", "f32", "f16").await;
+    for grid in [(1, 1), (1, 2)] {
+        bench.outlives_processes(grid).await;
+    }
+}
+
+#[tokio::test]
+async fn preempted_requests_come_back_from_disk() {
+    let bench = Bench::new("llama-f16-sharded", "int8", "f16").await;
+    let folder = DiskFolder::new("preempted");
+    let crowded = Setup { n_blocks: CROWDED_BLOCKS, ..bench.base.clone() };
+    let seen = bench.same("crowded", &folder, crowded, &[]).await;
+    assert!(seen.restarts > 0 && seen.pages_fetched > 30, "{seen:?}");
+}
+
+/// What a test does with a file and its content.
+type FileChange<'a> = &'a dyn Fn(&Path, Vec<u8>);
+
+/// Changes every file. Returns how many there are.
+fn damage(folder: &DiskFolder, change: impl Fn(&Path, Vec<u8>)) -> usize {
+    let files = folder.files();
+    files.iter().for_each(|path| change(path, fs::read(path).unwrap()));
+    files.len()
+}
+
+#[tokio::test]
+async fn damaged_pages_are_computed() {
+    let bench = Bench::new("llama-f16-sharded", "int8", "f16").await;
+    let folder = DiskFolder::new("damaged");
+    let cold = bench.same("cold", &folder, bench.base.clone(), &[]).await;
+    let flip = |path: &Path, mut bytes: Vec<u8>| {
+        let at = bytes.len() / 2;
+        bytes[at] ^= 1;
+        fs::write(path, bytes).unwrap();
+    };
+    let cut = |path: &Path, bytes: Vec<u8>| fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
+    // Each file takes the content of the one before it.
+    let files = folder.files();
+    let swap = |path: &Path, _: Vec<u8>| {
+        let at = files.iter().position(|file| file == path).unwrap_or(0).max(1);
+        fs::copy(&files[at - 1], path).unwrap();
+    };
+    let foreign = |_: &Path, _: Vec<u8>| fs::write(folder.0.join("secret"), [7; 32]).unwrap();
+    let changes: [(&str, FileChange<'_>); 4] =
+        [("a flipped bit", &flip), ("cut short", &cut), ("swapped", &swap), ("of another cluster", &foreign)];
+    for (way, change) in changes {
+        assert!(damage(&folder, change) > 100);
+        let seen = bench.same(way, &folder, bench.base.clone(), &[]).await;
+        assert!(seen.pages_fetched > 50, "{way}: {seen:?}");
+        assert!(seen.hit_tokens <= cold.hit_tokens + 500, "{way}: damaged pages are no hits: {cold:?} {seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_folder_that_vanishes_or_is_full_fails_no_request() {
+    let bench = Bench::new("llama-f16-sharded", "int8", "f16").await;
+    let folder = DiskFolder::new("vanishes");
+    bench.same("cold", &folder, bench.base.clone(), &[]).await;
+    let setup = Setup { kv_disk: Some(folder.0.clone()), ..bench.base.clone() };
+    let mut replica = Replica::start(&setup).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    fs::remove_dir_all(&folder.0).unwrap();
+    // No page can be written where a folder is a file.
+    fs::write(&folder.0, "").unwrap();
+    let answers = replica.run(&bench.requests).await;
+    let seen = replica.seen();
+    replica.stop().await;
+    fs::remove_file(&folder.0).unwrap();
+    assert!(answers == bench.expected && seen.pages_fetched > 50, "{seen:?}");
+}

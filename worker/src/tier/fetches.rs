@@ -1,0 +1,160 @@
+//! The threads that read pages into blocks, beside the steps.
+
+use crate::tier::folder::{PageFolder, PageMiss};
+use backend::WritePage;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use telemetry::metrics;
+use types::{Epoch, FetchDone, FetchId, Page};
+
+/// Threads that read: a disk answers several requests at once, and hashing takes as long as reading from memory.
+const N_READERS: usize = 2;
+
+/// Sends the answer to a fetch to the coordinator.
+pub type ReportFetch = Arc<dyn Fn(FetchDone) + Send + Sync>;
+
+/// A rank's part of the pages of one cache group.
+pub(super) struct GroupPages {
+    pub folder: Arc<PageFolder>,
+    /// The bytes of a page; zero where the rank has no layer or head of the group.
+    pub n_bytes: usize,
+    pub write: WritePage,
+}
+
+/// A fetch whose pages are being read.
+pub(super) struct FetchJob {
+    pub epoch: Epoch,
+    pub id: FetchId,
+    pub pages: Vec<Page>,
+    pub groups: Arc<Vec<GroupPages>>,
+    pub report: Option<ReportFetch>,
+    begun: Instant,
+    progress: Mutex<JobProgress>,
+}
+
+#[derive(Default)]
+struct JobProgress {
+    n_done: usize,
+    missing: Vec<u32>,
+    /// No block is written any more.
+    is_cancelled: bool,
+}
+
+impl FetchJob {
+    pub fn new(
+        epoch: Epoch,
+        id: FetchId,
+        pages: Vec<Page>,
+        groups: Arc<Vec<GroupPages>>,
+        report: Option<ReportFetch>,
+    ) -> FetchJob {
+        FetchJob { epoch, id, pages, groups, report, begun: Instant::now(), progress: Mutex::default() }
+    }
+
+    /// From the return of this on, no block of the fetch is written.
+    pub fn cancel(&self) {
+        self.lock().is_cancelled = true;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, JobProgress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads a page into its block. The last one of the fetch sends the answer.
+    fn read(&self, i: usize) {
+        if self.lock().is_cancelled {
+            return;
+        }
+        let Page { key, block } = self.pages[i];
+        let read = match self.groups.get(usize::from(key.group)) {
+            Some(GroupPages { n_bytes: 0, .. }) => Ok(None),
+            Some(group) => group.folder.read(&key, group.n_bytes).map(|bytes| Some((group, bytes))),
+            None => Err(PageMiss::Absent),
+        };
+        metrics::kv_disk_read(read.as_ref().map_or_else(|miss| miss.name(), |_| "hit"), 1);
+        let mut progress = self.lock();
+        if progress.is_cancelled {
+            return;
+        }
+        match read {
+            // Under the lock, so that a cancelled fetch writes nothing.
+            Ok(Some((group, bytes))) => (group.write)(block, &bytes),
+            Ok(None) => {}
+            Err(_) => progress.missing.push(i as u32),
+        }
+        progress.n_done += 1;
+        if progress.n_done == self.pages.len() {
+            let mut missing = std::mem::take(&mut progress.missing);
+            drop(progress);
+            missing.sort_unstable();
+            self.answer(missing);
+        }
+    }
+
+    fn answer(&self, missing: Vec<u32>) {
+        let micros = self.begun.elapsed().as_micros() as u64;
+        if let Some(report) = &self.report {
+            report(FetchDone { epoch: self.epoch, id: self.id, missing, micros });
+        }
+    }
+}
+
+/// The pages to read, in order.
+#[derive(Default)]
+struct ReadQueue {
+    jobs: VecDeque<(Arc<FetchJob>, usize)>,
+    is_closed: bool,
+}
+
+/// The reading threads. They end when this is dropped.
+pub(super) struct PageReaders(Arc<(Mutex<ReadQueue>, Condvar)>);
+
+impl PageReaders {
+    pub fn start() -> io::Result<PageReaders> {
+        let readers = PageReaders(Arc::default());
+        for _ in 0..N_READERS {
+            let queue = readers.0.clone();
+            std::thread::Builder::new().name("kv-fetch".into()).spawn(move || {
+                while let Some((job, i)) = next(&queue) {
+                    job.read(i);
+                }
+            })?;
+        }
+        Ok(readers)
+    }
+
+    /// Reads all pages of a fetch.
+    pub fn begin(&self, job: &Arc<FetchJob>) {
+        let (queue, news) = &*self.0;
+        queue
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .jobs
+            .extend((0..job.pages.len()).map(|i| (job.clone(), i)));
+        news.notify_all();
+    }
+}
+
+impl Drop for PageReaders {
+    fn drop(&mut self) {
+        let (queue, news) = &*self.0;
+        queue.lock().unwrap_or_else(PoisonError::into_inner).is_closed = true;
+        news.notify_all();
+    }
+}
+
+/// Waits for the next page to read. None if the threads are to end.
+fn next((queue, news): &(Mutex<ReadQueue>, Condvar)) -> Option<(Arc<FetchJob>, usize)> {
+    let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        if queue.is_closed {
+            return None;
+        }
+        if let Some(job) = queue.jobs.pop_front() {
+            return Some(job);
+        }
+        queue = news.wait(queue).unwrap_or_else(PoisonError::into_inner);
+    }
+}

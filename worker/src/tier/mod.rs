@@ -1,0 +1,171 @@
+//! The disk behind a rank's pools: pages of the KV cache that outlive their blocks, requests and processes. The
+//! coordinator decides what is stored and fetched; a rank keeps its own part of each page.
+//!
+//! ```text
+//! step ── stores ──▶ copied on the computing thread ──▶ queue ──▶ a thread writes files
+//!      ── fetches ─▶ threads read files, compare hashes, and write blocks ──▶ an answer to the coordinator
+//! ```
+//! Nothing of it can fail a request: a page that is not read is computed.
+
+mod evictor;
+mod fetches;
+mod folder;
+mod stores;
+#[cfg(test)]
+mod tests;
+
+pub use fetches::ReportFetch;
+pub use folder::{PageSecret, open_secret};
+pub use stores::KvDiskConfig;
+
+use backend::{Device, KvSpec};
+use fetches::{FetchJob, GroupPages, PageReaders};
+use folder::PageFolder;
+use model::KvCache;
+use std::io;
+use std::sync::Arc;
+use stores::{PageChange, StoreQueue};
+use types::{Epoch, FetchId, PageKey, PolicyDigest, RankPart, Step, Unsupported};
+
+/// The folder of a loader, and its threads. They outlive a rank: what waits to be written is written.
+#[derive(Clone)]
+pub struct KvDisk {
+    config: KvDiskConfig,
+    secret: PageSecret,
+    stores: StoreQueue,
+    readers: Arc<PageReaders>,
+}
+
+impl std::fmt::Debug for KvDisk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("KvDisk").field(&self.config).finish()
+    }
+}
+
+impl KvDisk {
+    /// Opens the folder. Hashes are keyed by `secret`, or by the folder's own.
+    pub fn open(config: KvDiskConfig, secret: Option<PageSecret>) -> io::Result<KvDisk> {
+        let own = open_secret(&config.folder)?;
+        let stores = StoreQueue::start(config.clone())?;
+        Ok(KvDisk { config, secret: secret.unwrap_or(own), stores, readers: Arc::new(PageReaders::start()?) })
+    }
+
+    /// Returns the tier of a rank with this part of a model.
+    pub(crate) fn rank_tier<D: Device>(
+        &self,
+        policy: &PolicyDigest,
+        part: &RankPart,
+        epoch: Epoch,
+        (device, kv, specs): (&D, &KvCache<D>, &[KvSpec]),
+    ) -> Result<RankTier, Unsupported> {
+        let policy = policy.to_string();
+        let folder = |spec: &KvSpec| {
+            let part = part_name(part, spec);
+            Arc::new(PageFolder::new(&self.config.folder, self.secret, &policy, &part))
+        };
+        let group = |(spec, kv): (&KvSpec, &D::Kv)| {
+            let write = device.page_writer(kv).ok_or(Unsupported("--kv-disk on devices other than the CPU"))?;
+            Ok(GroupPages { folder: folder(spec), n_bytes: spec.block_bytes() as usize, write })
+        };
+        let groups = specs.iter().zip(kv.groups()).map(group).collect::<Result<_, Unsupported>>()?;
+        Ok(RankTier {
+            disk: self.clone(),
+            policy: policy.into(),
+            epoch,
+            groups: Arc::new(groups),
+            specs: specs.to_vec(),
+            fetches: Vec::new(),
+            report: None,
+        })
+    }
+}
+
+/// Returns the name of a rank's part of a group's pages: all that decides what its bytes mean.
+fn part_name(part: &RankPart, spec: &KvSpec) -> String {
+    let (layers, share) = (&part.layers, &part.shares.bounds()[usize::from(part.place.tp)..]);
+    let name = format!(
+        "layers-{}-{}.share-{:x}-{:x}.{}.{:?}",
+        layers.start, layers.end, share[0], share[1], spec.dtype, spec.layout
+    );
+    name.replace(|letter: char| !letter.is_ascii_alphanumeric() && !"-.".contains(letter), "")
+}
+
+/// What a rank reports of its tier.
+pub struct TierReports {
+    pub fetched: ReportFetch,
+    /// Pages of one group that the folder has.
+    pub kept: Box<dyn Fn(Vec<PageKey>) + Send>,
+}
+
+/// A rank's tier, from its start to the end of its epoch.
+pub(crate) struct RankTier {
+    disk: KvDisk,
+    policy: Arc<str>,
+    epoch: Epoch,
+    /// One for each cache group.
+    groups: Arc<Vec<GroupPages>>,
+    specs: Vec<KvSpec>,
+    /// Fetches that may not have ended.
+    fetches: Vec<Arc<FetchJob>>,
+    report: Option<ReportFetch>,
+}
+
+impl RankTier {
+    /// Sets where answers go. A thread reports the pages that the folder has now.
+    pub fn start(&mut self, reports: TierReports) {
+        let TierReports { fetched, kept } = reports;
+        self.report = Some(fetched);
+        let of_group =
+            |(group, pages): (usize, &GroupPages)| (pages.n_bytes > 0).then(|| (group, pages.folder.clone()));
+        let folders: Vec<_> = self.groups.iter().enumerate().filter_map(of_group).collect();
+        let list = move || {
+            for (group, folder) in folders {
+                kept(folder.keys().filter(|key| usize::from(key.group) == group).collect());
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("kv-list".into()).spawn(list) {
+            tracing::warn!(%error, "the pages of the KV cache on disk are not known");
+        }
+    }
+
+    /// Applies a step's work. The blocks of its stores still have the content of the step before.
+    pub fn apply<D: Device>(&mut self, step: &Step, device: &D, kv: &KvCache<D>) {
+        let work = &step.tier;
+        for page in &work.stores {
+            let (group, block) = (usize::from(page.key.group), page.block);
+            let Some((pages, spec)) = self.groups.get(group).zip(self.specs.get(group)) else { continue };
+            if pages.n_bytes > 0 && self.disk.stores.has_room(pages.n_bytes as u64) {
+                let mut bytes = Vec::with_capacity(pages.n_bytes);
+                device.read_page(&kv.groups()[group], spec, block, &mut bytes);
+                let (folder, policy, key) = (pages.folder.clone(), self.policy.clone(), page.key);
+                self.disk.stores.push(PageChange::Store { folder, policy, key, bytes });
+            }
+        }
+        work.cancels.iter().for_each(|id| self.cancel(*id));
+        for key in &work.removals {
+            if let Some(pages) = self.groups.get(usize::from(key.group)) {
+                self.disk.stores.push(PageChange::Remove { folder: pages.folder.clone(), key: *key });
+            }
+        }
+        for fetch in &work.fetches {
+            // Fetches that have ended are held by this list alone.
+            self.fetches.retain(|job| Arc::strong_count(job) > 1);
+            let (pages, groups, report) = (fetch.pages.clone(), self.groups.clone(), self.report.clone());
+            let job = Arc::new(FetchJob::new(self.epoch, fetch.id, pages, groups, report));
+            self.disk.readers.begin(&job);
+            self.fetches.push(job);
+        }
+    }
+
+    fn cancel(&mut self, id: FetchId) {
+        self.fetches.iter().filter(|job| job.id == id).for_each(|job| job.cancel());
+        self.fetches.retain(|job| job.id != id);
+    }
+}
+
+impl Drop for RankTier {
+    /// The blocks belong to others from now on.
+    fn drop(&mut self) {
+        self.fetches.iter().for_each(|job| job.cancel());
+    }
+}

@@ -1,0 +1,188 @@
+//! Pages in files: damaged, swapped and foreign ones are misses, and the folder keeps its limit.
+
+use super::evictor::evict;
+use super::fetches::{FetchJob, GroupPages, PageReaders};
+use super::folder::{PageFolder, PageMiss, PageSecret, entries, open_secret, pages_folder};
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+use types::{BlockHash, BlockId, Epoch, FetchDone, FetchId, Page, PageKey};
+
+const SECRET: PageSecret = PageSecret([7; 32]);
+
+/// A folder that is removed at the end of a test.
+struct TestFolder(PathBuf);
+
+impl TestFolder {
+    fn new(name: &str) -> TestFolder {
+        let path = std::env::temp_dir().join(format!("lockstep-tier-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        TestFolder(path)
+    }
+
+    fn pages(&self, secret: PageSecret, policy: &str) -> PageFolder {
+        PageFolder::new(&self.0, secret, policy, "part")
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let folders = [pages_folder(&self.0)];
+        let mut level: Vec<PathBuf> = folders.to_vec();
+        for _ in 0..4 {
+            level = level.iter().flat_map(|folder| entries(folder)).collect();
+        }
+        level.sort();
+        level
+    }
+}
+
+impl Drop for TestFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn key(n: u8) -> PageKey {
+    PageKey { group: n % 2, name: BlockHash([n; 16]) }
+}
+
+fn bytes(n: u8) -> Vec<u8> {
+    (0..1000).map(|i| (i * 7 + u32::from(n)) as u8).collect()
+}
+
+fn age(path: &Path, seconds: u64) {
+    File::options()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .set_modified(SystemTime::now() - Duration::from_secs(seconds))
+        .unwrap();
+}
+
+#[test]
+fn a_page_is_read_only_as_it_was_written() {
+    let folder = TestFolder::new("read");
+    let pages = folder.pages(SECRET, "policy");
+    assert_eq!(pages.read(&key(1), 1000), Err(PageMiss::Absent));
+    assert_eq!((pages.write(&key(1), &bytes(1)).unwrap(), pages.write(&key(1), &bytes(1)).unwrap()), (1032, 0));
+    assert_eq!(pages.read(&key(1), 1000), Ok(bytes(1)));
+    // Another cluster, and pages of other lengths.
+    assert_eq!(folder.pages(PageSecret([8; 32]), "policy").read(&key(1), 1000), Err(PageMiss::Hash));
+    assert_eq!(pages.read(&key(1), 1000), Err(PageMiss::Absent), "a refused file is removed");
+    pages.write(&key(1), &bytes(1)).unwrap();
+    assert_eq!(pages.read(&key(1), 999), Err(PageMiss::Length));
+    assert_eq!(pages.keys().count(), 0);
+}
+
+#[test]
+fn a_damaged_a_swapped_and_a_foreign_file_are_misses() {
+    let folder = TestFolder::new("damaged");
+    let (pages, other) = (folder.pages(SECRET, "policy"), folder.pages(SECRET, "other"));
+    let mut misses = Vec::new();
+    for (n, at) in [(2_u8, 0_usize), (4, 31), (6, 32), (8, 1031)] {
+        pages.write(&key(n), &bytes(n)).unwrap();
+        let path = folder.files().remove(0);
+        let mut content = fs::read(&path).unwrap();
+        content[at] ^= 1;
+        fs::write(&path, content).unwrap();
+        misses.push(pages.read(&key(n), 1000));
+    }
+    pages.write(&key(2), &bytes(2)).unwrap();
+    let path = folder.files().remove(0);
+    fs::write(&path, &fs::read(&path).unwrap()[..1000]).unwrap();
+    misses.push(pages.read(&key(2), 1000));
+    let hash = || Err(PageMiss::Hash);
+    assert_eq!(misses, [hash(), hash(), hash(), hash(), Err(PageMiss::Length)]);
+    // A sound file in another one's place, of the same folder and of another policy.
+    [2, 4].into_iter().for_each(|n| _ = pages.write(&key(n), &bytes(n)).unwrap());
+    let files = folder.files();
+    fs::copy(&files[0], &files[1]).unwrap();
+    assert_eq!((pages.read(&key(2), 1000), pages.read(&key(4), 1000)), (Ok(bytes(2)), Err(PageMiss::Hash)));
+    other.write(&key(2), &bytes(3)).unwrap();
+    let [foreign, own] = ["other", "policy"]
+        .map(|of| folder.files().into_iter().find(|path| path.to_str().unwrap().contains(&format!("/{of}/"))).unwrap());
+    fs::copy(foreign, own).unwrap();
+    assert_eq!(pages.read(&key(2), 1000), Err(PageMiss::Hash));
+    // A folder in a page's place is a file that cannot be read, and what is not a page's name is not listed.
+    pages.write(&key(4), &bytes(4)).unwrap();
+    let path = folder.files().into_iter().find(|path| path.to_str().unwrap().contains("/policy/")).unwrap();
+    fs::write(path.with_file_name("note.txt"), "x").unwrap();
+    assert_eq!(pages.keys().collect::<Vec<_>>(), [key(4)]);
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert!(matches!(pages.read(&key(4), 1000), Err(PageMiss::Length | PageMiss::Unreadable)));
+}
+
+#[test]
+fn the_secret_is_made_once_and_is_its_owner_s() {
+    let folder = TestFolder::new("secret");
+    let path = folder.0.join("inner");
+    let secret = open_secret(&path).unwrap();
+    assert_eq!(open_secret(&path).unwrap(), secret);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&path), mode(&path.join("secret"))), (0o700, 0o600));
+    fs::write(path.join("secret"), "short").unwrap();
+    assert!(open_secret(&path).unwrap_err().to_string().contains("has not 32 bytes"));
+}
+
+#[test]
+fn old_pages_and_those_of_other_policies_go_first() {
+    let folder = TestFolder::new("evict");
+    let (pages, other) = (folder.pages(SECRET, "policy"), folder.pages(SECRET, "other"));
+    (1..=6).for_each(|n| _ = pages.write(&key(n), &bytes(n)).unwrap());
+    (1..=2).for_each(|n| _ = other.write(&key(n), &bytes(n)).unwrap());
+    for (i, path) in folder.files().into_iter().enumerate() {
+        // The files of the other policy are first, and the newest.
+        age(&path, if i < 2 { 0 } else { 1000 - i as u64 });
+    }
+    let remains = folder.files()[7].with_file_name(".part.1.1");
+    fs::write(&remains, "x").unwrap();
+    age(&remains, 1000);
+    assert_eq!(evict(&folder.0, "policy", 8 * 1032).unwrap(), Some(8 * 1032));
+    assert!(!remains.exists() && folder.files().len() == 8);
+    assert_eq!(evict(&folder.0, "policy", 5 * 1032).unwrap(), Some(4 * 1032));
+    assert_eq!((other.keys().count(), pages.keys().count()), (0, 4));
+    let kept: Vec<bool> = (1..=6).map(|n| pages.read(&key(n), 1000).is_ok()).collect();
+    assert_eq!(kept, [false, false, true, true, true, true]);
+    // While another process removes files, this one does not.
+    let lock = File::open(folder.0.join("evictor.lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    assert_eq!(evict(&folder.0, "policy", 0).unwrap(), None);
+}
+
+/// A fetch of pages 1 to 4 of two groups. Returns the blocks written, and the answer if there is one.
+fn fetch(folder: &TestFolder, cancel: bool) -> (Vec<(u32, Vec<u8>)>, Option<FetchDone>) {
+    let written = Arc::new(Mutex::new(Vec::new()));
+    let group = |n_bytes| {
+        let written = written.clone();
+        let write = move |block: BlockId, page: &[u8]| written.lock().unwrap().push((block.0, page.to_vec()));
+        GroupPages { folder: Arc::new(folder.pages(SECRET, "policy")), n_bytes, write: Box::new(write) }
+    };
+    let pages = (1..5).map(|n| Page { key: key(n), block: BlockId(n.into()) }).collect();
+    let (sent, answers) = channel();
+    let report = Arc::new(move |done: FetchDone| sent.send(done).unwrap());
+    // The rank has no layer of the second group.
+    let groups = Arc::new(vec![group(1000), group(0)]);
+    let job = Arc::new(FetchJob::new(Epoch::default(), FetchId(3), pages, groups, Some(report)));
+    if cancel {
+        job.cancel();
+    }
+    let readers = PageReaders::start().unwrap();
+    readers.begin(&job);
+    drop(job);
+    let done = answers.recv_timeout(Duration::from_millis(if cancel { 100 } else { 10_000 })).ok();
+    let written = std::mem::take(&mut *written.lock().unwrap());
+    (written, done.map(|done| FetchDone { micros: 0, ..done }))
+}
+
+#[test]
+fn a_fetch_writes_what_is_sound_and_reports_the_rest() {
+    let folder = TestFolder::new("fetch");
+    folder.pages(SECRET, "policy").write(&key(2), &bytes(2)).unwrap();
+    let done = FetchDone { id: FetchId(3), missing: vec![3], ..FetchDone::default() };
+    assert_eq!(fetch(&folder, false), (vec![(2, bytes(2))], Some(done)));
+    assert_eq!(fetch(&folder, true), (vec![], None), "a cancelled fetch writes nothing");
+}
