@@ -8,12 +8,13 @@ impl cluster::Output {
     #[must_use]
     pub fn with_reuse(self, reuse: PrefixReuse) -> Self {
         let reuse_end = reuse.ended.map_or(0, |ended| ended.for_client() as i32 + 1);
-        cluster::Output { reuse_end, reuse_position: reuse.position, ..self }
+        cluster::Output { reuse_end, reuse_position: reuse.position, disk_tokens: reuse.from_disk, ..self }
     }
 
     /// Returns the reuse of its prompt. A reason that this build does not know becomes none.
     pub fn reuse(&self) -> PrefixReuse {
-        PrefixReuse { ended: from_number(self.reuse_end), position: self.reuse_position }
+        let ended = from_number(self.reuse_end);
+        PrefixReuse { ended, position: self.reuse_position, from_disk: self.disk_tokens }
     }
 }
 
@@ -21,11 +22,12 @@ impl v1::Usage {
     #[must_use]
     pub fn with_reuse(self, reuse: PrefixReuse) -> Self {
         let reuse_end = reuse.ended.map_or(0, |ended| ended as i32 + 1);
-        v1::Usage { reuse_end, reuse_position: reuse.position, ..self }
+        v1::Usage { reuse_end, reuse_position: reuse.position, disk_tokens: reuse.from_disk, ..self }
     }
 
     pub fn reuse(&self) -> PrefixReuse {
-        PrefixReuse { ended: from_number(self.reuse_end), position: self.reuse_position }
+        let ended = from_number(self.reuse_end);
+        PrefixReuse { ended, position: self.reuse_position, from_disk: self.disk_tokens }
     }
 }
 
@@ -41,7 +43,7 @@ mod tests {
     #[test]
     fn each_reason_has_one_number_in_both_services() {
         for ended in ReuseEnd::ALL {
-            let reuse = PrefixReuse { ended: Some(ended), position: 48 };
+            let reuse = PrefixReuse { ended: Some(ended), position: 48, from_disk: 16 };
             let output = cluster::Output::default().with_reuse(reuse);
             assert_eq!(output.reuse(), PrefixReuse { ended: Some(ended.for_client()), ..reuse });
             let usage = v1::Usage::default().with_reuse(reuse);

@@ -881,7 +881,8 @@ IN_EXTRA_ARGS = {
                              # The chart has kvMemory.
                              "gpu-memory-utilization"},
     # Files and hardware of the pod, which the program finds by itself.
-    "worker": COMMON | {"models", "model-path", "kernel-cache", "packed-cache-max", "cuda-graphs", "isa",
+    "worker": COMMON | {"models", "model-path", "kernel-cache", "packed-cache-max", "kv-disk-rate", "cuda-graphs",
+                        "isa",
                         "memory",
                         # It gets its coordinator's address.
                         "replica", "etcd-endpoints", "etcd-prefix", "etcd-ca", "etcd-cert", "etcd-key", "etcd-user",

@@ -6,7 +6,8 @@ use crate::common::watched::Seen;
 use crate::common::{Answer, Replica, Setup, reference_model};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::process::Command;
+use std::time::{Duration, Instant};
 use types::Request;
 
 /// Too few for the requests that run at the same time: some are preempted. The longest fits.
@@ -115,6 +116,20 @@ async fn dense_pages_outlive_processes() {
     }
 }
 
+/// Each head is a file of its own, so pages are found where other ranks have it.
+#[tokio::test]
+async fn ranks_that_divide_heads_otherwise_find_the_pages() {
+    for (name, activations) in [("llama-f16-sharded", "int8"), ("gemma3", "f32"), ("qwen3-next", "f32")] {
+        let bench = Bench::new(name, activations, "f16").await;
+        for (first, second) in [(1, 2), (2, 1)] {
+            let folder = DiskFolder::new(&format!("{name}-heads-{first}"));
+            let cold = bench.same(&format!("cold on tp {first}"), &folder, bench.base.on(first, 1), &[]).await;
+            let warm = bench.same(&format!("on tp {second}"), &folder, bench.base.on(second, 1), &[]).await;
+            assert!(warm.pages_fetched > 100 && warm.hit_tokens > cold.hit_tokens + 1000, "{cold:?} {warm:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn pages_of_eight_bits_outlive_processes() {
     Bench::new("llama-f32-tied", "f32", "int8").await.outlives_processes((1, 1)).await;
@@ -199,4 +214,20 @@ async fn a_folder_that_vanishes_or_is_full_fails_no_request() {
     replica.stop().await;
     fs::remove_file(&folder.0).unwrap();
     assert!(answers == bench.expected && seen.pages_fetched > 50, "{seen:?}");
+}
+
+/// A pipe that nothing writes to: a file that takes for ever to open.
+#[tokio::test]
+async fn a_disk_that_hangs_delays_no_request_beyond_its_deadline() {
+    let bench = Bench::new("llama-f16-sharded", "int8", "f16").await;
+    let folder = DiskFolder::new("hangs");
+    bench.same("cold", &folder, bench.base.clone(), &[]).await;
+    let files = folder.files();
+    files.iter().for_each(|path| fs::remove_file(path).unwrap());
+    assert!(Command::new("mkfifo").args(&files).status().unwrap().success());
+    let begun = Instant::now();
+    let seen = bench.same("hanging", &folder, bench.base.clone(), &[]).await;
+    assert!(seen.pages_fetched > 50, "{seen:?}");
+    // The first fetches have five seconds, since no cost is known, and later ones half a second.
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
 }

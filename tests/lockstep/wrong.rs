@@ -202,6 +202,22 @@ const TABLE: &[(&str, &str)] = &[
          off{}",
     ),
     (
+        "serve $MODEL --kv-host 8GiB",
+        "error: --kv-host is not supported: a CPU's KV cache is in host memory; --kv-disk DIR:BYTES keeps more of it \
+         on disk{}",
+    ),
+    (
+        "serve $MODEL --kv-disk $HOME/kv",
+        "error: invalid value '$HOME/kv' for '--kv-disk <DIR:BYTES>': give a folder and its size, such as \
+         /var/cache/kv:100GiB\n\nFor more information, try '--help'.",
+    ),
+    (
+        "serve $MODEL --zero-kv --kv-disk $HOME/kv:1GiB",
+        "lockstep: --kv-disk without the prefix cache: pages on disk are found as cached prefixes are; set only one \
+         of them",
+    ),
+    ("serve $MODEL --kv-disk /dev/null:1GiB", "lockstep: --kv-disk /dev/null: File exists (os error 17)"),
+    (
         "serve $MODEL --draft-min 2",
         "error: --draft-min is not supported: --speculation auto drafts as many tokens as make an answer faster; \
          --draft-max limits them{}",

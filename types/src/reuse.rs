@@ -7,6 +7,8 @@ pub struct PrefixReuse {
     pub ended: Option<ReuseEnd>,
     /// The position where reuse ended, or up to which the cache had more: a multiple of a block.
     pub position: u32,
+    /// How many of the reused tokens came from disk.
+    pub from_disk: u32,
 }
 
 /// Why no more of a prompt came from the prefix cache.

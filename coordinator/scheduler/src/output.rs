@@ -16,8 +16,6 @@ pub struct RequestOutput {
     pub scored_position: u32,
     /// Tokens of the prompt that the prefix cache had when the request was first admitted.
     pub n_cached: u32,
-    /// How many of these came from the tier behind the pools.
-    pub n_fetched: u32,
     /// Why it had no more.
     pub reuse: PrefixReuse,
     /// Of the slice's drafts, how many are among the tokens, and how many are not.
@@ -30,7 +28,7 @@ impl RequestOutput {
     /// An output without a token.
     pub(crate) fn of(sequence: &Sequence) -> RequestOutput {
         let (id, position) = (sequence.id, sequence.n_output());
-        let FoundPrefix { n_cached, n_fetched, reuse, .. } = sequence.found;
-        RequestOutput { id, position, n_cached, n_fetched, reuse, ..RequestOutput::default() }
+        let FoundPrefix { n_cached, reuse, .. } = sequence.found;
+        RequestOutput { id, position, n_cached, reuse, ..RequestOutput::default() }
     }
 }

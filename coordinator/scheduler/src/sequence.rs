@@ -46,8 +46,6 @@ pub(crate) struct FoundPrefix {
     pub n_cached: u32,
     /// Why there were no more.
     pub reuse: PrefixReuse,
-    /// How many of these the tier had brought back to the pools meanwhile.
-    pub n_fetched: u32,
     /// The tokens that the pools had before it waited for the tier.
     n_before_tier: Option<u32>,
     /// Whether the tier was read for it since it last began to wait.
@@ -179,7 +177,7 @@ impl Sequence {
         let is_first = !core::mem::replace(&mut self.admitted, true);
         if is_first {
             self.found.n_cached = n_computed;
-            self.found.n_fetched = self.found.n_before_tier.map_or(0, |before| n_computed.saturating_sub(before));
+            self.found.reuse.from_disk = self.found.n_before_tier.map_or(0, |n| n_computed.saturating_sub(n));
         }
         is_first
     }

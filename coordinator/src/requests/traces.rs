@@ -90,7 +90,7 @@ impl Traces {
         if output.n_tokens > 0 && !std::mem::replace(&mut sequence.is_started, true) {
             let after = Duration::from_micros(now.since(sequence.submitted).0);
             sequence.span.sequence_started(after, output.n_cached.into());
-            let PrefixReuse { ended, position } = output.reuse;
+            let PrefixReuse { ended, position, .. } = output.reuse;
             ended.iter().for_each(|ended| sequence.span.reuse_ended(ended.name(), position.into()));
         }
         sequence.steps.drafts_accepted += u64::from(output.drafts_accepted);

@@ -70,8 +70,29 @@ The resources of a rank's container: (dict "root" $ "ranks" 1), where `ranks` is
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
 {{- end }}
+{{- with .Values.kvDisk.size }}
+- {name: LOCKSTEP_KV_DISK, value: "/kv-disk:{{ . }}B"}
+{{- end }}
 {{- with .Values.workers.extraEnv }}
 {{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Where ranks keep pages of the KV cache. */}}
+{{- define "lockstep.kvDiskMounts" -}}
+{{- if .Values.kvDisk.size }}
+- {name: kv-disk, mountPath: /kv-disk}
+{{- end }}
+{{- end -}}
+
+{{- define "lockstep.kvDiskVolumes" -}}
+{{- if .Values.kvDisk.size }}
+- name: kv-disk
+  {{- if .Values.kvDisk.claim }}
+  persistentVolumeClaim: {claimName: {{ .Values.kvDisk.claim }}}
+  {{- else }}
+  emptyDir: {}
+  {{- end }}
 {{- end }}
 {{- end -}}
 
@@ -123,6 +144,9 @@ port, so it has no probe: between epochs a rank does not answer there.
     - {name: shm, mountPath: /dev/shm}
     {{- include "lockstep.tokenMount" .root | nindent 4 }}
     {{- include "lockstep.modelMounts" .root | trim | nindent 4 }}
+    {{- with include "lockstep.kvDiskMounts" .root }}
+    {{- . | trim | nindent 4 }}
+    {{- end }}
     {{- with $values.workers.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -154,6 +178,9 @@ resourceClaims:
   emptyDir: {medium: Memory, sizeLimit: {{ .Values.shm.sizeLimit }}}
 {{ include "lockstep.tokenVolume" . }}
 {{ include "lockstep.modelVolumes" . | trim }}
+{{- with include "lockstep.kvDiskVolumes" . }}
+{{ . | trim }}
+{{- end }}
 {{- end -}}
 
 {{/* The spec of a pod with a coordinator and ranks: a whole group, or its first pod. */}}

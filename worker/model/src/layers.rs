@@ -175,6 +175,12 @@ impl OwnedHeads {
         let heads = AttentionHeads { n_heads: end - start, n_kv_heads: kv.len(), first: start % per_kv, ..whole };
         OwnedHeads { heads, query, kv: kv.start * head_dim..kv.end * head_dim, leaves }
     }
+
+    /// The KV heads, as the layer numbers them.
+    pub fn kv_heads(&self) -> Range<u32> {
+        let head_dim = self.heads.head_dim;
+        (self.kv.start / head_dim) as u32..(self.kv.end / head_dim) as u32
+    }
 }
 
 /// Returns a rank's columns of an MLP, and the leaves of the sum of `down_proj` over all columns.

@@ -34,6 +34,7 @@ use checkpoint::{Checkpoint, LayerSpec, MixerSpec, ModelSpec, StateHeads};
 use collective::{CancelFlag, Ranks};
 use decoder::Decoder;
 use layers::OwnedHeads;
+use std::ops::Range;
 use types::{
     Activations, CacheGroup, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, PieceRun, PolicyDigest, RankPart,
 };
@@ -148,20 +149,9 @@ pub fn kv_specs(
     dtype: KvDtype,
     n_blocks: &[u32],
 ) -> Vec<KvSpec> {
-    // Layers of one group have KV heads of one shape, by which their query heads divide them.
-    let n_kv_heads = |group: &CacheGroup| {
-        let is_its = |heads: &AttentionHeads| {
-            let own = KvLayout::heads(heads.n_kv_heads as u32, heads.head_dim as u32);
-            group.layout.window().map_or(own, |window| own.with_window(window)) == group.layout
-        };
-        let whole = attention::shapes(spec).into_iter().find(is_its);
-        whole.map_or(0, |whole| OwnedHeads::of(class, part, whole).heads.n_kv_heads as u32)
-    };
-    let of_states = |of: StateHeads| part.owned_heads(&of.leaves(class), of.dim).len() as u32;
-    let n_states = spec.state_heads().map_or(0, of_states);
     let groups = spec.cache_groups();
-    let n_heads = |group: &CacheGroup| if group.layout.is_state() { n_states } else { n_kv_heads(group) };
-    let layouts = groups.groups().iter().map(|group| group.rank_layout(n_heads(group)));
+    let heads = kv_heads(spec, part, class);
+    let layouts = groups.groups().iter().zip(&heads).map(|(group, heads)| group.rank_layout(heads.len() as u32));
     let of_group = |((n_layers, layout), n_blocks): ((usize, KvLayout), &u32)| KvSpec {
         n_layers,
         n_blocks: *n_blocks as usize,
@@ -169,6 +159,23 @@ pub fn kv_specs(
         dtype,
     };
     groups.n_layers(&part.layers).zip(layouts).zip(n_blocks).map(of_group).collect()
+}
+
+/// The heads of each cache group that a rank keeps, as the model numbers them.
+pub fn kv_heads(spec: &ModelSpec, part: &RankPart, class: DeviceClass) -> Vec<Range<u32>> {
+    // Layers of one group have KV heads of one shape, by which their query heads divide them.
+    let of_attention = |group: &CacheGroup| {
+        let is_its = |heads: &AttentionHeads| {
+            let own = KvLayout::heads(heads.n_kv_heads as u32, heads.head_dim as u32);
+            group.layout.window().map_or(own, |window| own.with_window(window)) == group.layout
+        };
+        let whole = attention::shapes(spec).into_iter().find(is_its);
+        whole.map_or(0..0, |whole| OwnedHeads::of(class, part, whole).kv_heads())
+    };
+    let of_states = |of: StateHeads| part.owned_heads(&of.leaves(class), of.dim);
+    let states = spec.state_heads().map_or(0..0, of_states);
+    let of_group = |group: &CacheGroup| if group.layout.is_state() { states.clone() } else { of_attention(group) };
+    spec.cache_groups().groups().iter().map(of_group).collect()
 }
 
 /// The numbers of leaves in the model's sums over ranks.

@@ -77,7 +77,11 @@ pub(super) fn load_part<D: Device + 'static>(
     if kv_disk.is_some() && assignment.zero_kv {
         return Err(Unsupported("--kv-disk with --zero-kv, which keeps nothing of a request").into());
     }
-    let tier = kv_disk.map(|disk| disk.rank_tier(policy, part, assignment.epoch, (device, &kv, &specs))).transpose()?;
+    let tier = kv_disk.map(|disk| {
+        let heads = model::kv_heads(spec, part, device.class());
+        disk.rank_tier(policy, assignment.epoch, part, heads, (device, &kv, &specs))
+    });
+    let tier = tier.transpose()?;
     let lengths = (assignment.context, assignment.batch_tokens_max);
     let kv_commit = KvPoolMemory::new(kv.block_memories(device), &specs, &limits.groups, lengths);
     let (weight_bytes, weights) = (held.model.weight_bytes() as u64, held.model.piece_runs().to_vec());

@@ -17,9 +17,8 @@ pub type ReportFetch = Arc<dyn Fn(FetchDone) + Send + Sync>;
 
 /// A rank's part of the pages of one cache group.
 pub(super) struct GroupPages {
+    /// Its pages have no bytes where the rank has no layer or head of the group.
     pub folder: Arc<PageFolder>,
-    /// The bytes of a page; zero where the rank has no layer or head of the group.
-    pub n_bytes: usize,
     pub write: WritePage,
 }
 
@@ -62,15 +61,18 @@ impl FetchJob {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads a page into its block. The last one of the fetch sends the answer.
-    fn read(&self, i: usize) {
+    /// Reads a page into its block, through buffers for a page and a head. The last one of the fetch sends the answer.
+    fn read(&self, i: usize, [page, head]: &mut [Vec<u8>; 2]) {
         if self.lock().is_cancelled {
             return;
         }
         let Page { key, block } = self.pages[i];
         let read = match self.groups.get(usize::from(key.group)) {
-            Some(GroupPages { n_bytes: 0, .. }) => Ok(None),
-            Some(group) => group.folder.read(&key, group.n_bytes).map(|bytes| Some((group, bytes))),
+            Some(group) if group.folder.n_bytes() == 0 => Ok(None),
+            Some(group) => {
+                page.resize(group.folder.n_bytes(), 0);
+                group.folder.read(&key, page, head).map(|()| Some(group))
+            }
             None => Err(PageMiss::Absent),
         };
         metrics::kv_disk_read(read.as_ref().map_or_else(|miss| miss.name(), |_| "hit"), 1);
@@ -80,7 +82,7 @@ impl FetchJob {
         }
         match read {
             // Under the lock, so that a cancelled fetch writes nothing.
-            Ok(Some((group, bytes))) => (group.write)(block, &bytes),
+            Ok(Some(group)) => (group.write)(block, page),
             Ok(None) => {}
             Err(_) => progress.missing.push(i as u32),
         }
@@ -117,8 +119,9 @@ impl PageReaders {
         for _ in 0..N_READERS {
             let queue = readers.0.clone();
             std::thread::Builder::new().name("kv-fetch".into()).spawn(move || {
+                let mut buffers = [const { Vec::new() }; 2];
                 while let Some((job, i)) = next(&queue) {
-                    job.read(i);
+                    job.read(i, &mut buffers);
                 }
             })?;
         }

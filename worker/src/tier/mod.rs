@@ -20,12 +20,13 @@ pub use stores::KvDiskConfig;
 
 use backend::{Device, KvSpec};
 use fetches::{FetchJob, GroupPages, PageReaders};
-use folder::PageFolder;
+use folder::{PageFolder, PageShape};
 use model::KvCache;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use stores::{PageChange, StoreQueue};
-use types::{Epoch, FetchId, PageKey, PolicyDigest, RankPart, Step, Unsupported};
+use types::{Epoch, FetchId, PageKey, PolicyDigest, RankPart, Sharding, Step, Unsupported};
 
 /// The folder of a loader, and its threads. They outlive a rank: what waits to be written is written.
 #[derive(Clone)]
@@ -54,20 +55,19 @@ impl KvDisk {
     pub(crate) fn rank_tier<D: Device>(
         &self,
         policy: &PolicyDigest,
-        part: &RankPart,
         epoch: Epoch,
+        part: &RankPart,
+        heads: Vec<Range<u32>>,
         (device, kv, specs): (&D, &KvCache<D>, &[KvSpec]),
     ) -> Result<RankTier, Unsupported> {
         let policy = policy.to_string();
-        let folder = |spec: &KvSpec| {
-            let part = part_name(part, spec);
-            Arc::new(PageFolder::new(&self.config.folder, self.secret, &policy, &part))
-        };
-        let group = |(spec, kv): (&KvSpec, &D::Kv)| {
+        let group = |((spec, heads), kv): ((&KvSpec, Range<u32>), &D::Kv)| {
             let write = device.page_writer(kv).ok_or(Unsupported("--kv-disk on devices other than the CPU"))?;
-            Ok(GroupPages { folder: folder(spec), n_bytes: spec.block_bytes() as usize, write })
+            let (part, shape) = (part_name(part, spec), page_shape(spec, heads));
+            let folder = PageFolder::new(&self.config.folder, self.secret, &policy, &part, shape);
+            Ok(GroupPages { folder: Arc::new(folder), write })
         };
-        let groups = specs.iter().zip(kv.groups()).map(group).collect::<Result<_, Unsupported>>()?;
+        let groups = specs.iter().zip(heads).zip(kv.groups()).map(group).collect::<Result<_, Unsupported>>()?;
         Ok(RankTier {
             disk: self.clone(),
             policy: policy.into(),
@@ -80,14 +80,19 @@ impl KvDisk {
     }
 }
 
-/// Returns the name of a rank's part of a group's pages: all that decides what its bytes mean.
+/// Returns the name of what a rank keeps of a group's heads: all that decides what their bytes mean.
 fn part_name(part: &RankPart, spec: &KvSpec) -> String {
-    let (layers, share) = (&part.layers, &part.shares.bounds()[usize::from(part.place.tp)..]);
-    let name = format!(
-        "layers-{}-{}.share-{:x}-{:x}.{}.{:?}",
-        layers.start, layers.end, share[0], share[1], spec.dtype, spec.layout
-    );
+    let layers = &part.layers;
+    let head = spec.layout.rank_layout(Sharding::Heads, 1);
+    let name = format!("layers-{}-{}.{}.{head:?}", layers.start, layers.end, spec.dtype);
     name.replace(|letter: char| !letter.is_ascii_alphanumeric() && !"-.".contains(letter), "")
+}
+
+fn page_shape(spec: &KvSpec, heads: Range<u32>) -> PageShape {
+    let head_bytes = spec.layout.rank_layout(Sharding::Heads, 1).page_bytes(spec.dtype) as usize;
+    let shape = PageShape { n_layers: spec.n_layers, heads, head_bytes };
+    assert_eq!(shape.n_bytes() as u64, spec.block_bytes(), "a page is its heads in its layers");
+    shape
 }
 
 /// What a rank reports of its tier.
@@ -116,7 +121,7 @@ impl RankTier {
         let TierReports { fetched, kept } = reports;
         self.report = Some(fetched);
         let of_group =
-            |(group, pages): (usize, &GroupPages)| (pages.n_bytes > 0).then(|| (group, pages.folder.clone()));
+            |(group, pages): (usize, &GroupPages)| (pages.folder.n_bytes() > 0).then(|| (group, pages.folder.clone()));
         let folders: Vec<_> = self.groups.iter().enumerate().filter_map(of_group).collect();
         let list = move || {
             for (group, folder) in folders {
@@ -134,17 +139,23 @@ impl RankTier {
         for page in &work.stores {
             let (group, block) = (usize::from(page.key.group), page.block);
             let Some((pages, spec)) = self.groups.get(group).zip(self.specs.get(group)) else { continue };
-            if pages.n_bytes > 0 && self.disk.stores.has_room(pages.n_bytes as u64) {
-                let mut bytes = Vec::with_capacity(pages.n_bytes);
-                device.read_page(&kv.groups()[group], spec, block, &mut bytes);
-                let (folder, policy, key) = (pages.folder.clone(), self.policy.clone(), page.key);
-                self.disk.stores.push(PageChange::Store { folder, policy, key, bytes });
+            let n_bytes = pages.folder.n_bytes();
+            if n_bytes > 0 {
+                self.disk.stores.push_page(n_bytes as u64, || {
+                    let mut bytes = Vec::with_capacity(n_bytes);
+                    device.read_page(&kv.groups()[group], spec, block, &mut bytes);
+                    let (folder, policy, key) = (pages.folder.clone(), self.policy.clone(), page.key);
+                    PageChange::Store { folder, policy, key, bytes }
+                });
             }
         }
         work.cancels.iter().for_each(|id| self.cancel(*id));
         for key in &work.removals {
             if let Some(pages) = self.groups.get(usize::from(key.group)) {
-                self.disk.stores.push(PageChange::Remove { folder: pages.folder.clone(), key: *key });
+                let remove = PageChange::Remove { folder: pages.folder.clone(), key: *key };
+                if !self.disk.stores.push(remove) {
+                    pages.folder.remove(key);
+                }
             }
         }
         for fetch in &work.fetches {

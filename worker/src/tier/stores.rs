@@ -5,19 +5,21 @@ use crate::tier::evictor::evict;
 use crate::tier::folder::PageFolder;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use telemetry::metrics;
 use types::PageKey;
 
 /// Pages that wait to be written. More are dropped.
-const QUEUE_BYTES: u64 = 256 << 20;
+const QUEUE_BYTES: u64 = 128 << 20;
 /// The most pages of the queue.
 const QUEUE_PAGES: usize = 4096;
 /// After an error, such as a full disk, nothing is written for this long.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_secs(5);
+/// How long the end of a process may wait for pages to be written.
+const FAREWELL: Duration = Duration::from_secs(2);
 /// The folder's size is measured after so many parts of its limit were written.
 const PARTS_PER_LOOK: u64 = 32;
 /// It is measured this often too, since others may write to the folder.
@@ -46,16 +48,24 @@ pub(super) enum PageChange {
     Remove { folder: Arc<PageFolder>, key: PageKey },
 }
 
-/// The way to the thread. The thread ends, with the queue written, when all copies are dropped.
+/// The way to the thread. When the last copy is dropped, what waits is written, as far as it takes no longer than
+/// `FAREWELL`.
 #[derive(Clone, Debug)]
-pub(super) struct StoreQueue {
-    changes: SyncSender<PageChange>,
+pub(super) struct StoreQueue(Arc<StoreThread>);
+
+#[derive(Debug)]
+struct StoreThread {
+    /// None at the end.
+    changes: Option<SyncSender<PageChange>>,
     n_bytes: Arc<AtomicU64>,
+    /// Closed when the thread has ended.
+    ended: Mutex<Receiver<()>>,
 }
 
 impl StoreQueue {
     pub fn start(config: KvDiskConfig) -> io::Result<StoreQueue> {
         let (changes, queue) = sync_channel(QUEUE_PAGES);
+        let (running, ended) = sync_channel(1);
         let n_bytes = Arc::new(AtomicU64::new(0));
         let writer = PageWriter {
             config,
@@ -66,23 +76,41 @@ impl StoreQueue {
             is_due: true,
             policy: None,
         };
-        std::thread::Builder::new().name("kv-store".into()).spawn(move || writer.run())?;
-        Ok(StoreQueue { changes, n_bytes })
+        let run = move || {
+            writer.run();
+            drop(running);
+        };
+        std::thread::Builder::new().name("kv-store".into()).spawn(run)?;
+        let thread = StoreThread { changes: Some(changes), n_bytes, ended: Mutex::new(ended) };
+        Ok(StoreQueue(Arc::new(thread)))
     }
 
-    /// Whether a page of this size would be taken.
-    pub fn has_room(&self, n_bytes: u64) -> bool {
-        self.n_bytes.load(Relaxed) + n_bytes <= QUEUE_BYTES
-    }
-
-    /// Queues a change; one that finds no room is dropped.
-    pub fn push(&self, change: PageChange) {
-        let n_bytes = change.n_bytes();
-        self.n_bytes.fetch_add(n_bytes, Relaxed);
-        if self.changes.try_send(change).is_err() {
-            self.n_bytes.fetch_sub(n_bytes, Relaxed);
+    /// Queues a page of this size, if there is room for it. Otherwise it is dropped and `make` is not called.
+    pub fn push_page(&self, n_bytes: u64, make: impl FnOnce() -> PageChange) {
+        let is_full = self.0.n_bytes.load(Relaxed) + n_bytes > QUEUE_BYTES;
+        if is_full || !self.push(make()) {
             metrics::kv_disk_stored("dropped", 1);
         }
+    }
+
+    /// Queues a change. Returns whether there was room.
+    pub fn push(&self, change: PageChange) -> bool {
+        let Some(changes) = &self.0.changes else { return false };
+        let n_bytes = change.n_bytes();
+        self.0.n_bytes.fetch_add(n_bytes, Relaxed);
+        let is_queued = changes.try_send(change).is_ok();
+        if !is_queued {
+            self.0.n_bytes.fetch_sub(n_bytes, Relaxed);
+        }
+        is_queued
+    }
+}
+
+impl Drop for StoreThread {
+    fn drop(&mut self) {
+        self.changes = None;
+        // A disk that hangs is not waited for.
+        let _late = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner).recv_timeout(FAREWELL);
     }
 }
 
@@ -164,10 +192,9 @@ impl PageWriter {
     /// Measures the folder if that is due, and removes what is too much.
     fn evict(&mut self) {
         let KvDiskConfig { folder, bytes_max, .. } = &self.config;
-        let Some(policy) = self.policy.as_ref().filter(|_| self.unmeasured > bytes_max / PARTS_PER_LOOK) else {
-            return;
-        };
-        self.unmeasured = 0;
+        let is_due = self.is_due || self.unmeasured > bytes_max / PARTS_PER_LOOK;
+        let Some(policy) = self.policy.as_ref().filter(|_| is_due) else { return };
+        (self.unmeasured, self.is_due) = (0, false);
         match evict(folder, policy, *bytes_max) {
             Ok(Some(n_bytes)) => {
                 self.measured = n_bytes;

@@ -2,8 +2,9 @@
 
 use super::evictor::evict;
 use super::fetches::{FetchJob, GroupPages, PageReaders};
-use super::folder::{PageFolder, PageMiss, PageSecret, entries, open_secret, pages_folder};
+use super::folder::{PageFolder, PageMiss, PageSecret, PageShape, entries, open_secret, pages_folder};
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
@@ -25,7 +26,12 @@ impl TestFolder {
     }
 
     fn pages(&self, secret: PageSecret, policy: &str) -> PageFolder {
-        PageFolder::new(&self.0, secret, policy, "part")
+        self.pages_of(secret, policy, 0..1)
+    }
+
+    /// Pages of two layers, with 500 bytes of each head.
+    fn pages_of(&self, secret: PageSecret, policy: &str, heads: Range<u32>) -> PageFolder {
+        PageFolder::new(&self.0, secret, policy, "part", PageShape { n_layers: 2, heads, head_bytes: 500 })
     }
 
     fn files(&self) -> Vec<PathBuf> {
@@ -53,6 +59,11 @@ fn bytes(n: u8) -> Vec<u8> {
     (0..1000).map(|i| (i * 7 + u32::from(n)) as u8).collect()
 }
 
+fn read(pages: &PageFolder, n: u8) -> Result<Vec<u8>, PageMiss> {
+    let mut bytes = vec![0; pages.n_bytes()];
+    pages.read(&key(n), &mut bytes, &mut Vec::new()).map(|()| bytes)
+}
+
 fn age(path: &Path, seconds: u64) {
     File::options()
         .write(true)
@@ -66,15 +77,37 @@ fn age(path: &Path, seconds: u64) {
 fn a_page_is_read_only_as_it_was_written() {
     let folder = TestFolder::new("read");
     let pages = folder.pages(SECRET, "policy");
-    assert_eq!(pages.read(&key(1), 1000), Err(PageMiss::Absent));
+    assert_eq!(read(&pages, 1), Err(PageMiss::Absent));
     assert_eq!((pages.write(&key(1), &bytes(1)).unwrap(), pages.write(&key(1), &bytes(1)).unwrap()), (1032, 0));
-    assert_eq!(pages.read(&key(1), 1000), Ok(bytes(1)));
+    assert_eq!(read(&pages, 1), Ok(bytes(1)));
     // Another cluster, and pages of other lengths.
-    assert_eq!(folder.pages(PageSecret([8; 32]), "policy").read(&key(1), 1000), Err(PageMiss::Hash));
-    assert_eq!(pages.read(&key(1), 1000), Err(PageMiss::Absent), "a refused file is removed");
+    assert_eq!(read(&folder.pages(PageSecret([8; 32]), "policy"), 1), Err(PageMiss::Hash));
+    assert_eq!(read(&pages, 1), Err(PageMiss::Absent), "a refused file is removed");
     pages.write(&key(1), &bytes(1)).unwrap();
-    assert_eq!(pages.read(&key(1), 999), Err(PageMiss::Length));
+    let shape = PageShape { n_layers: 2, heads: 0..1, head_bytes: 499 };
+    assert_eq!(read(&PageFolder::new(&folder.0, SECRET, "policy", "part", shape), 1), Err(PageMiss::Length));
     assert_eq!(pages.keys().count(), 0);
+}
+
+/// Ranks that divide the heads in another way find each other's pages.
+#[test]
+fn heads_are_files_of_their_own() {
+    let folder = TestFolder::new("heads");
+    let [whole, left, right] = [0..4, 0..1, 1..4].map(|heads| folder.pages_of(SECRET, "policy", heads));
+    let page: Vec<u8> = (0..4000).map(|i| (i / 500) as u8).collect();
+    assert_eq!(whole.write(&key(2), &page).unwrap(), 4 * 1032);
+    assert_eq!(read(&left, 2).unwrap(), [[0; 500], [4; 500]].concat());
+    assert_eq!(read(&right, 2).unwrap(), [1, 2, 3, 5, 6, 7].map(|i| [i; 500]).concat());
+    whole.remove(&key(2));
+    assert!(folder.files().is_empty());
+    left.write(&key(2), &[[0; 500], [4; 500]].concat()).unwrap();
+    assert_eq!((read(&whole, 2), right.keys().count()), (Err(PageMiss::Absent), 0));
+    right.write(&key(2), &[1, 2, 3, 5, 6, 7].map(|i| [i; 500]).concat()).unwrap();
+    assert_eq!((read(&whole, 2).unwrap(), whole.keys().collect::<Vec<_>>()), (page, vec![key(2)]));
+    // A head in another one's place.
+    let files = folder.files();
+    fs::copy(&files[0], &files[1]).unwrap();
+    assert_eq!(read(&whole, 2), Err(PageMiss::Hash));
 }
 
 #[test]
@@ -88,24 +121,24 @@ fn a_damaged_a_swapped_and_a_foreign_file_are_misses() {
         let mut content = fs::read(&path).unwrap();
         content[at] ^= 1;
         fs::write(&path, content).unwrap();
-        misses.push(pages.read(&key(n), 1000));
+        misses.push(read(&pages, n));
     }
     pages.write(&key(2), &bytes(2)).unwrap();
     let path = folder.files().remove(0);
     fs::write(&path, &fs::read(&path).unwrap()[..1000]).unwrap();
-    misses.push(pages.read(&key(2), 1000));
+    misses.push(read(&pages, 2));
     let hash = || Err(PageMiss::Hash);
     assert_eq!(misses, [hash(), hash(), hash(), hash(), Err(PageMiss::Length)]);
     // A sound file in another one's place, of the same folder and of another policy.
     [2, 4].into_iter().for_each(|n| _ = pages.write(&key(n), &bytes(n)).unwrap());
     let files = folder.files();
     fs::copy(&files[0], &files[1]).unwrap();
-    assert_eq!((pages.read(&key(2), 1000), pages.read(&key(4), 1000)), (Ok(bytes(2)), Err(PageMiss::Hash)));
+    assert_eq!((read(&pages, 2), read(&pages, 4)), (Ok(bytes(2)), Err(PageMiss::Hash)));
     other.write(&key(2), &bytes(3)).unwrap();
     let [foreign, own] = ["other", "policy"]
         .map(|of| folder.files().into_iter().find(|path| path.to_str().unwrap().contains(&format!("/{of}/"))).unwrap());
     fs::copy(foreign, own).unwrap();
-    assert_eq!(pages.read(&key(2), 1000), Err(PageMiss::Hash));
+    assert_eq!(read(&pages, 2), Err(PageMiss::Hash));
     // A folder in a page's place is a file that cannot be read, and what is not a page's name is not listed.
     pages.write(&key(4), &bytes(4)).unwrap();
     let path = folder.files().into_iter().find(|path| path.to_str().unwrap().contains("/policy/")).unwrap();
@@ -113,7 +146,7 @@ fn a_damaged_a_swapped_and_a_foreign_file_are_misses() {
     assert_eq!(pages.keys().collect::<Vec<_>>(), [key(4)]);
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    assert!(matches!(pages.read(&key(4), 1000), Err(PageMiss::Length | PageMiss::Unreadable)));
+    assert!(matches!(read(&pages, 4), Err(PageMiss::Length | PageMiss::Unreadable)));
 }
 
 #[test]
@@ -145,7 +178,7 @@ fn old_pages_and_those_of_other_policies_go_first() {
     assert!(!remains.exists() && folder.files().len() == 8);
     assert_eq!(evict(&folder.0, "policy", 5 * 1032).unwrap(), Some(4 * 1032));
     assert_eq!((other.keys().count(), pages.keys().count()), (0, 4));
-    let kept: Vec<bool> = (1..=6).map(|n| pages.read(&key(n), 1000).is_ok()).collect();
+    let kept: Vec<bool> = (1..=6).map(|n| read(&pages, n).is_ok()).collect();
     assert_eq!(kept, [false, false, true, true, true, true]);
     // While another process removes files, this one does not.
     let lock = File::open(folder.0.join("evictor.lock")).unwrap();
@@ -156,16 +189,16 @@ fn old_pages_and_those_of_other_policies_go_first() {
 /// A fetch of pages 1 to 4 of two groups. Returns the blocks written, and the answer if there is one.
 fn fetch(folder: &TestFolder, cancel: bool) -> (Vec<(u32, Vec<u8>)>, Option<FetchDone>) {
     let written = Arc::new(Mutex::new(Vec::new()));
-    let group = |n_bytes| {
+    let group = |heads| {
         let written = written.clone();
         let write = move |block: BlockId, page: &[u8]| written.lock().unwrap().push((block.0, page.to_vec()));
-        GroupPages { folder: Arc::new(folder.pages(SECRET, "policy")), n_bytes, write: Box::new(write) }
+        GroupPages { folder: Arc::new(folder.pages_of(SECRET, "policy", heads)), write: Box::new(write) }
     };
     let pages = (1..5).map(|n| Page { key: key(n), block: BlockId(n.into()) }).collect();
     let (sent, answers) = channel();
     let report = Arc::new(move |done: FetchDone| sent.send(done).unwrap());
-    // The rank has no layer of the second group.
-    let groups = Arc::new(vec![group(1000), group(0)]);
+    // The rank has no head of the second group.
+    let groups = Arc::new(vec![group(0..1), group(0..0)]);
     let job = Arc::new(FetchJob::new(Epoch::default(), FetchId(3), pages, groups, Some(report)));
     if cancel {
         job.cancel();

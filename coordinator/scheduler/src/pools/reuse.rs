@@ -123,7 +123,7 @@ impl BlockPools {
             () => None,
         };
         let ended = refused.unwrap_or_else(|| self.reuse_end(sequence, n_hits, n_known));
-        PrefixReuse { ended: Some(ended), position: n_known * BLOCK_TOKENS }
+        PrefixReuse { ended: Some(ended), position: n_known * BLOCK_TOKENS, from_disk: 0 }
     }
 
     fn reuse_end(&mut self, sequence: &mut Sequence, n_hits: u32, n_known: u32) -> ReuseEnd {

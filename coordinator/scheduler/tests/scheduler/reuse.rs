@@ -23,7 +23,7 @@ fn reuse(scheduler: &mut Scheduler, request: Request) -> (Option<ReuseEnd>, u32)
         let slices = step.slices.iter().map(|slice| done(slice.want)).collect();
         scheduler.apply(&StepDone { id: step.id, epoch: step.epoch, slices, micros: 0 }, Micros(0), &mut out).unwrap();
     }
-    let PrefixReuse { ended, position } = out[0].reuse;
+    let PrefixReuse { ended, position, .. } = out[0].reuse;
     assert!(out.iter().all(|output| output.reuse == out[0].reuse));
     (ended, position)
 }

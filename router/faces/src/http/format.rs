@@ -268,10 +268,13 @@ fn prompt_details(n_cached: u32, reuse: PrefixReuse) -> Value {
     details
 }
 
-/// Adds why no more of a prompt was reused, if that is known.
+/// Adds why no more of a prompt was reused, if that is known, and how much of it came from disk, if anything did.
 pub fn add_reuse(to: &mut Value, reuse: PrefixReuse) {
     if let Some(ended) = reuse.ended {
         to["reuse_ended"] = json!({ "reason": ended.name(), "position": reuse.position });
+    }
+    if reuse.from_disk > 0 {
+        to["cached_tokens_from_disk"] = reuse.from_disk.into();
     }
 }
 
