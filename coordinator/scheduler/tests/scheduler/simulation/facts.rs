@@ -30,6 +30,8 @@ facts! {
     states_carried, state_hits, states_kept,
     slices_ahead, drafts, drafts_accepted, drafts_rejected, stopped_in_drafts,
     stopped_ahead, tokens_discarded, tokens_redrawn, draws_late, planned_behind_late,
+    stores, state_pages, removals, fetches, fetches_refused, fetches_late, fetch_cancels, fetches_beside, fetches_torn,
+    pages_fetched, pages_missing, fetched_outputs, late_answers, old_answers, tiers_lost, lies,
     restarted_in_flight, grids, losses, breaks, given_up, requeued, resumed, outgrown, narrowed, stale,
     cancelled_waiting, cancelled_running, expired,
     stopped, length, cancelled, deadline, failed,
@@ -54,6 +56,11 @@ impl Facts {
         self.tokens_discarded = stats.tokens_discarded;
         self.tokens_redrawn = stats.tokens_redrawn;
         self.requeued = stats.requeued;
+        self.fetches = stats.fetches;
+        self.fetches_refused = stats.fetches_refused;
+        self.fetches_late = stats.fetches_late;
+        self.pages_fetched = stats.pages_fetched;
+        self.pages_missing = stats.pages_missing;
     }
 
     pub fn finish(&mut self, finish: Finish) {

@@ -18,11 +18,13 @@
 //! Only `check()` sees what ranks that run steps in order cannot: blocks of an ended sequence given back before its
 //! last slice has landed; a block named when it is planned and not when it is computed; a second slice planned ahead.
 
+mod disk;
 mod facts;
 mod memory;
 mod pipeline;
 mod reference;
 mod rng;
+mod tier;
 mod trees;
 mod worker;
 mod world;

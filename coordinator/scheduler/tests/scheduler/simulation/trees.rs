@@ -108,7 +108,7 @@ impl Tree {
             while self.scheduler.next_step(Micros(0), &mut step) {
                 let start = step.starts.first().and_then(|_| step.slices.first());
                 self.n_reused += start.map_or(0, |slice| u64::from(slice.range.start));
-                self.pipeline.push(std::mem::take(&mut step), self.scheduler.config().n_blocks.clone());
+                self.pipeline.push(std::mem::take(&mut step), self.scheduler.config().n_blocks.clone(), 0);
             }
             self.scheduler.check();
             while let Some(&first) = self.pipeline.movable().first() {

@@ -5,20 +5,21 @@
 //! stage the tokens that the last has drawn. It reads every position of a slice's sequence through its block table; a
 //! block that was shared, freed, named or written wrongly shows there.
 
+use super::disk::{ReadDone, SimulatedDisk};
 use super::reference::{draw, extend, root};
-use super::rng::mix;
+use super::rng::{Rng, mix};
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
-    BLOCK_TOKENS, BlockId, CacheGroup, DRAFT_ROWS_MAX, Epoch, Failure, Request, RequestId, Slice, SliceDone, Step,
-    StepDone, StepId, Token, TokenOut, Want,
+    BLOCK_TOKENS, BlockId, CacheGroup, DRAFT_ROWS_MAX, Epoch, Failure, FetchId, Request, RequestId, Slice, SliceDone, Step,
+    StepDone, StepId, TierWork, Token, TokenOut, Want,
 };
 
 /// The content of one position of a layer's cache: all that its bits would depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cell {
-    position: u32,
+pub struct Cell {
+    pub position: u32,
     /// The hash of the log up to and including this position.
-    prefix: u64,
+    pub prefix: u64,
 }
 
 /// Output of a stage for each slice.
@@ -82,19 +83,19 @@ pub struct Worker {
 /// The layers of one cache group.
 struct Cache {
     group: CacheGroup,
-    blocks: Vec<Page>,
+    blocks: Vec<BlockContent>,
     /// The blocks that have memory: those with the lowest ids.
     n_committed: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Page {
+pub struct BlockContent {
     /// Of a recurrence: what all positions before the block's first have come to, as that position was computed.
-    state: Option<Cell>,
-    cells: [Option<Cell>; BLOCK_TOKENS as usize],
+    pub state: Option<Cell>,
+    pub cells: [Option<Cell>; BLOCK_TOKENS as usize],
 }
 
-const EMPTY: Page = Page { state: None, cells: [None; BLOCK_TOKENS as usize] };
+const EMPTY: BlockContent = BlockContent { state: None, cells: [None; BLOCK_TOKENS as usize] };
 
 impl Worker {
     pub fn new(epoch: Epoch, groups: &[CacheGroup], n_blocks: &[u32], limits: Limits) -> Worker {
@@ -123,7 +124,7 @@ impl Worker {
     }
 
     /// Runs a step on this stage's layers. The first stage has the rows from its logs, the others from the one before.
-    pub fn run(&mut self, step: &Step, input: Option<&Hidden>) -> Hidden {
+    pub fn run(&mut self, step: &Step, input: Option<&Hidden>, disk: &mut SimulatedDisk) -> Hidden {
         self.check_step(step);
         self.n_steps += 1;
         self.clear_passed();
@@ -131,6 +132,7 @@ impl Worker {
             let left = self.held.remove(id);
             self.clear(&left.unwrap_or_else(|| panic!("{id} ends and is not held")));
         }
+        self.apply_tier(&step.tier, disk);
         for request in &step.starts {
             let replaced = self.held.insert(request.id, Held::new(request.clone(), step.id, self.caches.len()));
             replaced.iter().for_each(|held| self.clear(held));
@@ -148,6 +150,29 @@ impl Worker {
         // A layer writes the rows of all slices before any of them reads.
         step.slices.iter().for_each(|slice| self.write(slice));
         step.slices.iter().map(|slice| self.read(slice)).collect()
+    }
+
+    fn apply_tier(&self, work: &TierWork, disk: &mut SimulatedDisk) {
+        for page in &work.stores {
+            disk.store(page.key, self.caches[usize::from(page.key.group)].blocks[page.block.0 as usize]);
+        }
+        work.cancels.iter().for_each(|&id| disk.cancel(id));
+        work.removals.iter().for_each(|key| disk.remove(key));
+        work.fetches.iter().for_each(|fetch| disk.begin(fetch.clone()));
+    }
+
+    /// Reads some pages of a fetch into their blocks, whatever these hold. Returns the answer, if these were the last.
+    pub fn read_pages(
+        &mut self,
+        disk: &mut SimulatedDisk,
+        rng: &mut Rng,
+        is_ready: impl Fn(FetchId) -> bool,
+    ) -> Option<ReadDone> {
+        disk.read(rng, is_ready, |group, block, content| {
+            let cache = &mut self.caches[usize::from(group)];
+            assert!(block < cache.n_committed, "a page is read into a block that has memory");
+            cache.blocks[block] = content;
+        })
     }
 
     /// Memory of the other blocks is given back: what they held is gone.
@@ -218,7 +243,8 @@ impl Worker {
         assert_eq!(with_slice.len(), step.slices.len(), "one slice of a sequence in a step");
         assert!(step.ends.iter().all(|id| !with_slice.contains(id)), "an ended sequence has no slice");
         assert!(step.starts.iter().all(|request| with_slice.contains(&request.id)), "a started sequence has a slice");
-        assert!(!step.slices.is_empty() || !step.ends.is_empty(), "a step is not empty");
+        let has_work = !step.ends.is_empty() || step.tier.is_urgent();
+        assert!(!step.slices.is_empty() || has_work, "a step is not empty");
     }
 
     /// A slice begins where the one before has ended. Only behind a draw that did not come is a position computed

@@ -1,10 +1,12 @@
 //! Clients, a scheduler, workers and what happens to them, all drawn from one seed.
 
+use super::disk::SimulatedDisk;
 use super::facts::Facts;
 use super::memory::CommittedMemory;
 use super::pipeline::Pipeline;
 use super::reference::{DEADLY, Expected, POISONED, is_deadly, length_max, run_alone};
 use super::rng::{Rng, mix};
+use super::tier::SimulatedTier;
 use super::worker::{Limits, Worker};
 use scheduler::{
     Config, DraftPolicy, RequestOutput, RequestRejection, RowCost, Scheduler, StaleAnswer, StepPace, WorkerLoss,
@@ -72,6 +74,7 @@ pub struct World {
     /// Tokens of a log that the workers hold.
     room: u32,
     memory: CommittedMemory,
+    tier: SimulatedTier,
     scheduler: Scheduler,
     /// Stages, and the steps that are planned and not yet answered.
     pipeline: Pipeline,
@@ -106,13 +109,18 @@ impl World {
         let config = Config { drafting: draw_drafting(&mut of_draws), pace, ..config };
         let epoch = Epoch { incarnation: 1, n: 0 };
         let deadly = rng.chance(40).then(|| rng.below(REQUESTS_MAX));
-        let bases = (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
+        let mut bases: Vec<Vec<Token>> =
+            (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
+        let mut tier = SimulatedTier::new(seed);
+        let config = tier.configure(config, &mut bases, draw_n_blocks);
+        let weather = Weather { shared_max: tier.shared_max(&config).unwrap_or(weather.shared_max), ..weather };
         let (mut scheduler, mut memory) = (Scheduler::new(config.clone(), epoch).unwrap(), CommittedMemory::new(seed));
         memory.begin(&mut scheduler);
         World {
             scheduler,
             memory,
-            pipeline: pipeline(&config, &weather, epoch),
+            tier,
+            pipeline: Pipeline::new(stages(&config, &weather, epoch)),
             weather,
             rng,
             room: config.context_max,
@@ -131,7 +139,7 @@ impl World {
 
     /// Runs until everything has ended, and returns what happened on the way.
     pub fn run(&mut self) -> Facts {
-        while self.n_submitted < REQUESTS_MAX || !self.scheduler.is_idle() {
+        while self.n_submitted < REQUESTS_MAX || !self.scheduler.is_idle() || self.is_fetching() {
             self.tick();
             self.scheduler.check();
             self.facts.ticks += 1;
@@ -141,8 +149,15 @@ impl World {
         self.facts
     }
 
+    /// Whether a fetch of a request that has ended still has blocks.
+    fn is_fetching(&self) -> bool {
+        self.tier.is_on() && self.scheduler.stats().blocks_used > 0
+    }
+
     fn tick(&mut self) {
-        self.now = self.now.plus(self.rng.below(50));
+        let passed = self.rng.below(50)
+            + self.tier.tick(self.now, self.epoch, &mut self.pipeline, &mut self.scheduler, &mut self.facts);
+        self.now = self.now.plus(passed);
         self.memory.change(&mut self.scheduler, &mut self.facts);
         let Weather { cancels, losses, submits, plans, .. } = self.weather;
         match self.rng.below(100) {
@@ -219,6 +234,7 @@ impl World {
         let request = self.draw_request();
         self.n_submitted += 1;
         let expected = run_alone(&request, self.config.context_max);
+        self.tier.add_names(&request, &expected.tokens, &self.config, &mut self.pipeline);
         let tokens = Vec::new();
         let client = Client { request: request.clone(), expected, tokens, live: false, cancelled: false, suspicion: 0 };
         self.clients.insert(request.id, client);
@@ -341,9 +357,11 @@ impl World {
     fn plan(&mut self) {
         let mut step = Step::default();
         if !self.scheduler.next_step(self.now, &mut step) {
-            assert!(step.slices.is_empty() && step.starts.is_empty() && step.ends.is_empty());
+            assert!(step.slices.is_empty() && step.starts.is_empty() && step.ends.is_empty() && step.tier.is_empty());
             return;
         }
+        let number = self.tier.plan(&step, &self.config, self.now, &mut self.facts);
+        self.tier.check_deadlines(&self.config, self.now);
         assert!(step.starts.iter().all(|request| request.deadline.is_none()), "no step carries a deadline");
         self.trace = trace(self.trace, &step);
         self.facts.ends_only += u64::from(step.slices.is_empty());
@@ -358,7 +376,7 @@ impl World {
         self.facts.state_hits += if has_states { n_hits } else { 0 };
         let lacks = u64::from(step.blocks.contains(&BlockId::NONE));
         *(if has_states { &mut self.facts.states_carried } else { &mut self.facts.windowed_hits }) += lacks;
-        self.pipeline.push(step, self.memory.n_blocks(&self.config));
+        self.pipeline.push(step, self.memory.n_blocks(&self.config), number);
         self.facts.in_flight_peak = self.facts.in_flight_peak.max(self.pipeline.len() as u64);
         assert!(self.pipeline.len() <= self.config.steps_in_flight_max as usize);
     }
@@ -391,7 +409,17 @@ impl World {
         let mut out = Vec::new();
         let took = Micros(self.rng.below(50_000));
         self.scheduler.apply(&done, took, &mut out).unwrap();
+        self.note_failures(&out, &step, &done);
         self.apply_outputs(&out, Some(&done));
+    }
+
+    /// What failed requests have computed may be damaged.
+    fn note_failures(&mut self, out: &[RequestOutput], step: &Step, done: &StepDone) {
+        for output in out.iter().filter(|output| done.slices[output.slice].failed.is_some()) {
+            let Client { request, expected, .. } = &self.clients[&output.id];
+            let n_sure = step.slices[output.slice].range.start;
+            self.tier.fail(request, &expected.tokens, n_sure, &self.config, &mut self.pipeline);
+        }
     }
 
     /// Answers to no step, or not to the oldest: refused, and nothing has changed.
@@ -446,10 +474,21 @@ impl World {
             self.scheduler.limit_log_length(self.room, true);
             self.scheduler.requeue_into(self.epoch, &self.config.n_blocks, loss, &mut out);
         }
-        self.pipeline = pipeline(&self.config, &self.weather, self.epoch);
-        self.memory.begin(&mut self.scheduler);
+        self.replace_workers();
         self.facts.losses += 1;
         self.apply_outputs(&out, None);
+    }
+
+    /// New workers begin, with the disks of the lost ones.
+    fn replace_workers(&mut self) {
+        let mut disks = std::mem::take(&mut self.pipeline.disks);
+        while disks.len() < self.config.n_stages as usize {
+            disks.push(SimulatedDisk::beside(&disks[0]));
+        }
+        self.pipeline = Pipeline::with_disks(stages(&self.config, &self.weather, self.epoch), disks);
+        self.tier.lose_workers();
+        self.tier.begin_epoch(&mut self.scheduler, &self.pipeline);
+        self.memory.begin(&mut self.scheduler);
     }
 
     /// An operator's change: nothing broke, so no request becomes more suspicious.
@@ -460,8 +499,7 @@ impl World {
         self.config.n_stages = self.rng.between(1, 4);
         self.config.steps_in_flight_max = self.rng.between(1, self.config.n_stages + 2);
         self.scheduler.reshape(self.config.n_stages, self.config.steps_in_flight_max).unwrap();
-        self.pipeline = pipeline(&self.config, &self.weather, self.epoch);
-        self.memory.begin(&mut self.scheduler);
+        self.replace_workers();
         self.facts.grids += 1;
         self.apply_outputs(&out, None);
     }
@@ -473,6 +511,8 @@ impl World {
             assert!(client.live, "{} returns output after its end", output.id);
             assert_eq!(output.position as usize, client.tokens.len(), "positions have no gap");
             assert!(output.n_cached as usize <= client.request.prompt.len() + client.expected.tokens.len());
+            assert!(output.n_fetched <= output.n_cached);
+            self.facts.fetched_outputs += u64::from(output.n_fetched > 0);
             let drawn_tokens =
                 done.map_or(&[][..], |done| &done.slices[output.slice].tokens[..output.n_tokens as usize]);
             assert_eq!(drawn_tokens.len(), output.n_tokens as usize);
@@ -623,19 +663,21 @@ fn draw_drafting(rng: &mut Rng) -> DraftPolicy {
     }
 }
 
-fn pipeline(config: &Config, weather: &Weather, epoch: Epoch) -> Pipeline {
+fn stages(config: &Config, weather: &Weather, epoch: Epoch) -> Vec<Worker> {
     let &Weather { late, guesses_max, right, .. } = weather;
     let Config { batch_tokens_max, chunk_tokens_max, running_max, .. } = *config;
     // A rank clears a block behind a slice's window at once, which it must not where the slice may run again.
     let clears = !config.prefix_cache && late == 0 && guesses_max == 0;
     let limits = Limits { batch_tokens_max, chunk_tokens_max, running_max, clears, late, guesses_max, right };
     let stage = |_| Worker::new(epoch, &config.groups, &config.n_blocks, limits);
-    Pipeline::new((0..config.n_stages).map(stage).collect())
+    (0..config.n_stages).map(stage).collect()
 }
 
 fn trace(before: u64, step: &Step) -> u64 {
     let slices = step.slices.iter().flat_map(|slice| [slice.id.0, slice.range.start.into(), slice.range.end.into()]);
     let blocks = step.blocks.iter().map(|block| u64::from(block.0));
     let ends = step.ends.iter().map(|id| id.0);
-    slices.chain(blocks).chain(ends).fold(before, |trace, x| mix(trace ^ x))
+    let fetched = step.tier.fetches.iter().flat_map(|fetch| &fetch.pages);
+    let pages = step.tier.stores.iter().chain(fetched).map(|page| page.key.name.short());
+    slices.chain(blocks).chain(ends).chain(pages).fold(before, |trace, x| mix(trace ^ x))
 }
