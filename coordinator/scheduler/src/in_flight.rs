@@ -26,6 +26,8 @@ pub(crate) struct StepInFlight {
     /// The predicted duration; zero if none was measured before.
     pub predicted: Micros,
     pub slices: Vec<PlannedSlice>,
+    /// The pages that it removes from the tier.
+    pub n_removals: usize,
 }
 
 pub(crate) struct StepsInFlight {

@@ -17,6 +17,7 @@ impl Scheduler {
     pub fn apply(&mut self, done: &StepDone, took: Micros, out: &mut Vec<RequestOutput>) -> Result<(), StaleAnswer> {
         self.in_flight.check_is_oldest(done)?;
         let Some(step) = self.in_flight.pop_oldest() else { return Ok(()) };
+        self.pools.tier.confirm_removals(step.n_removals);
         self.costs.learn(step.size, took);
         let is_known = took.0 > 0 && step.predicted.0 > 0;
         self.timing = is_known.then_some(StepTiming { predicted: step.predicted, measured: took });

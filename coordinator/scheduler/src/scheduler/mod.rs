@@ -22,7 +22,6 @@ use crate::slab::{SequenceIdx, SequenceSlab};
 use crate::stats::{Counters, Stats};
 use crate::step_plan::StepPlan;
 use crate::tenants::Tenants;
-use crate::tier::Tier;
 use crate::waiting::WaitingQueue;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -159,7 +158,7 @@ impl Scheduler {
     pub fn set_tier_pages(&mut self, n_pages: u32) {
         if n_pages != self.config.tier_pages_max {
             self.config.tier_pages_max = n_pages;
-            self.pools.tier = Tier::new(n_pages);
+            self.pools.tier.resize(n_pages);
         }
     }
 

@@ -426,8 +426,8 @@ impl Scheduler {
             self.count_cut();
         }
         let predicted = Micros(self.costs.nanos(size) / 1000);
-        self.in_flight.push(step, StepInFlight { id: step.id, size, predicted, slices });
-        self.pools.tier.take_work(&mut step.tier);
+        let n_removals = self.pools.tier.take_work(&mut step.tier);
+        self.in_flight.push(step, StepInFlight { id: step.id, size, predicted, slices, n_removals });
         self.tenants.charge();
     }
 

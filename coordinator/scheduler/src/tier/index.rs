@@ -24,6 +24,11 @@ impl PageIndex {
         PageIndex { places: vec![EMPTY; n_sets * WAYS], n_pushed_out: 0 }
     }
 
+    /// Whether it has no places, because there is no tier.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
     pub fn has(&self, key: &PageKey) -> bool {
         self.set(key).is_some_and(|set| self.places[set..set + WAYS].contains(key))
     }

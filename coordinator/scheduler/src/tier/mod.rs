@@ -6,6 +6,7 @@
 mod index;
 
 use crate::table::BlockTable;
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use index::PageIndex;
 use types::{FetchId, Micros, Page, PageFetch, PageKey, TierWork};
@@ -17,8 +18,11 @@ pub(crate) struct Tier {
     index: PageIndex,
     fetches: Vec<FetchInFlight>,
     n_fetches: u64,
-    /// For the next step.
+    /// For the next step, without its removals.
     work: TierWork,
+    /// `[0, n_sent) in steps without an answer · [n_sent, ..) for the next step`
+    removals: VecDeque<PageKey>,
+    n_removals_sent: usize,
     /// The expected time to fetch a page; zero before the first fetch.
     page_nanos: u64,
 }
@@ -41,15 +45,25 @@ impl Tier {
             fetches: Vec::new(),
             n_fetches: 0,
             work: TierWork::default(),
+            removals: VecDeque::new(),
+            n_removals_sent: 0,
             page_nanos: 0,
         }
     }
 
-    /// The blocks are gone: no fetch is answered any more, and what was not sent is not stored.
+    /// The blocks are gone: no fetch is answered any more, and what was not sent is not stored. Damaged pages outlive
+    /// the blocks, so removals that no answer confirms are sent again.
     pub fn begin_epoch(&mut self) {
         self.fetches.clear();
         self.work.stores.iter().for_each(|page| self.index.remove(&page.key));
         self.work.clear();
+        self.n_removals_sent = 0;
+    }
+
+    /// The ranks have another tier, of at most so many pages.
+    pub fn resize(&mut self, n_pages: u32) {
+        self.index = PageIndex::new(n_pages);
+        self.work.stores.clear();
     }
 
     pub fn has(&self, key: &PageKey) -> bool {
@@ -68,13 +82,14 @@ impl Tier {
         }
     }
 
-    /// No rank keeps this page: it may be damaged.
+    /// No rank keeps this page: it may be damaged. Ranks may have pages that the index has pushed out.
     pub fn forget(&mut self, key: PageKey) {
-        if self.index.has(&key) {
-            self.index.remove(&key);
-            self.work.stores.retain(|page| page.key != key);
-            self.work.removals.push(key);
+        if self.index.is_empty() {
+            return;
         }
+        self.index.remove(&key);
+        self.work.stores.retain(|page| page.key != key);
+        self.removals.push_back(key);
     }
 
     /// The ranks lack this page.
@@ -134,12 +149,23 @@ impl Tier {
         };
     }
 
-    /// Moves what there is to do into a step.
-    pub fn take_work(&mut self, out: &mut TierWork) {
+    /// Moves what there is to do into a step. Returns the number of its removals.
+    pub fn take_work(&mut self, out: &mut TierWork) -> usize {
         out.stores.append(&mut self.work.stores);
         out.fetches.append(&mut self.work.fetches);
         out.cancels.append(&mut self.work.cancels);
-        out.removals.append(&mut self.work.removals);
+        // Ranks without a tier remove nothing.
+        if !self.index.is_empty() {
+            out.removals.extend(self.removals.range(self.n_removals_sent..));
+            self.n_removals_sent = self.removals.len();
+        }
+        out.removals.len()
+    }
+
+    /// The ranks have answered the oldest step, which had so many removals.
+    pub fn confirm_removals(&mut self, n: usize) {
+        self.removals.drain(..n);
+        self.n_removals_sent -= n;
     }
 
     /// Whether the next step is needed even without slices.

@@ -50,7 +50,7 @@ impl SimulatedTier {
             6 => rng.between(1, 64),
             _ => MANY_PAGES,
         };
-        let (slow, lossy, lying) = (rng.below(3) * 20, rng.below(3) * 8, rng.below(2) * 15);
+        let (slow, lossy, lying) = (rng.below(3) * 20, rng.below(3) * 4, rng.below(3) / 2 * 10);
         SimulatedTier {
             rng,
             n_pages,
@@ -80,7 +80,7 @@ impl SimulatedTier {
         if !self.is_on() {
             return config;
         }
-        let context_max = self.rng.between(90, 220);
+        let context_max = self.rng.between(100, 240);
         for base in bases {
             base.extend((0..context_max).map(|_| self.rng.below(1000) as Token));
         }
@@ -89,11 +89,6 @@ impl SimulatedTier {
         let config =
             Config { context_max, chunk_tokens_max, waiting_tokens_max, tier_pages_max: self.n_pages, ..config };
         Config { n_blocks: draw_n_blocks(&mut self.rng, &config), ..config }
-    }
-
-    /// The most tokens that a prompt has in common with others.
-    pub fn shared_max(&mut self, config: &Config) -> Option<u32> {
-        self.is_on().then(|| self.rng.between(65, config.context_max - 10))
     }
 
     /// Makes the names of a request's log known, with what they stand for.
@@ -123,8 +118,10 @@ impl SimulatedTier {
             return;
         }
         let log: Vec<Token> = request.prompt.iter().chain(output).copied().take(n_sure as usize).collect();
+        // No step reaches the disks of stages that are not there.
+        let n_stages = pipeline.n_stages();
         for name in names(request, &log, config) {
-            pipeline.disks.iter_mut().for_each(|disk| disk.add_damage(name, self.n_steps));
+            pipeline.disks[..n_stages].iter_mut().for_each(|disk| disk.add_damage(name, self.n_steps));
         }
     }
 
@@ -140,7 +137,7 @@ impl SimulatedTier {
         for id in &step.tier.cancels {
             assert!(self.open.remove(id).is_some(), "only an open fetch is cancelled");
         }
-        step.tier.removals.iter().for_each(|key| drop(self.stored.remove(key)));
+        step.tier.removals.iter().for_each(|key| _ = self.stored.remove(key));
         for fetch in &step.tier.fetches {
             let is_slow = self.rng.chance(self.slow);
             let wait = if is_slow { self.rng.between(300_000, 20_000_000) } else { 0 };
@@ -243,10 +240,11 @@ impl SimulatedTier {
         }
         let done = answers.swap_remove(self.rng.below(answers.len() as u64) as usize);
         let before = scheduler.stats();
-        let open = if is_old { None } else { self.open.remove(&done.id) };
         scheduler.fetched(&done);
         let after = scheduler.stats();
-        let Some(open) = open.filter(|_| after != before) else {
+        // The scheduler may have given up a fetch before a step carries its cancel.
+        let open = if is_old || after == before { None } else { self.open.remove(&done.id) };
+        let Some(open) = open else {
             assert_eq!(after, before, "an answer that is not awaited changes nothing");
             *(if is_old { &mut facts.old_answers } else { &mut facts.late_answers }) += 1;
             return;
@@ -255,7 +253,7 @@ impl SimulatedTier {
         assert_eq!(after.pages_missing - before.pages_missing, n_missing);
         assert_eq!(after.pages_fetched - before.pages_fetched, n_pages - n_missing);
         facts.fetches_torn += u64::from(n_missing > 0 && n_missing < n_pages);
-        done.missing.iter().for_each(|&i| drop(self.stored.remove(&open.pages[i as usize].key)));
+        done.missing.iter().for_each(|&i| _ = self.stored.remove(&open.pages[i as usize].key));
     }
 
     /// The scheduler is informed of pages that may not be there.

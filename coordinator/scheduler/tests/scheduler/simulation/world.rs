@@ -31,6 +31,8 @@ struct Weather {
     plans: u64,
     /// Tokens that a prompt has in common with others, at most.
     shared_max: u32,
+    /// The prompts of a hundred that have few tokens in common with others.
+    short: u64,
     tenants: Crowd,
     /// Draws that come back without a token, of a hundred.
     late: u64,
@@ -113,7 +115,7 @@ impl World {
             (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
         let mut tier = SimulatedTier::new(seed);
         let config = tier.configure(config, &mut bases, draw_n_blocks);
-        let weather = Weather { shared_max: tier.shared_max(&config).unwrap_or(weather.shared_max), ..weather };
+        let weather = if tier.is_on() { draw_tier_weather(&mut of_draws, &config, weather) } else { weather };
         let (mut scheduler, mut memory) = (Scheduler::new(config.clone(), epoch).unwrap(), CommittedMemory::new(seed));
         memory.begin(&mut scheduler);
         World {
@@ -190,7 +192,8 @@ impl World {
         let rng = &mut self.rng;
         let context_max = self.config.context_max;
         let base = &self.bases[rng.below(3) as usize];
-        let n_shared_max = if rng.chance(50) { 18 } else { self.weather.shared_max.min(context_max - 2) };
+        let n_shared_max =
+            if rng.chance(self.weather.short) { 18 } else { self.weather.shared_max.min(context_max - 2) };
         let n_shared = rng.between(0, n_shared_max) as usize;
         let mut prompt = base[..n_shared].to_vec();
         let n_own = rng.between(u32::from(n_shared == 0), 12);
@@ -569,10 +572,22 @@ fn draw_weather(rng: &mut Rng) -> Weather {
         submits: u64::from(rng.between(5, 25)),
         plans: u64::from(rng.between(15, 50)),
         shared_max: rng.between(20, 80),
+        short: 50,
         tenants: if rng.chance(50) { Crowd::OneHeavy } else { Crowd::Alike(rng.between(1, 9).into()) },
         late: 0,
         guesses_max: 0,
         right: 0,
+    }
+}
+
+/// Long prompts that are much alike, some of them among losses.
+fn draw_tier_weather(rng: &mut Rng, config: &Config, weather: Weather) -> Weather {
+    Weather {
+        shared_max: rng.between(80, config.context_max - 10),
+        short: 20,
+        losses: weather.losses.max(rng.below(4) / 3),
+        tenants: if rng.chance(80) { Crowd::Alike(1) } else { weather.tenants },
+        ..weather
     }
 }
 
