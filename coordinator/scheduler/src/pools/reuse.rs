@@ -1,7 +1,7 @@
 //! How much of a prompt is reused, and why no more: the reason is decided once, when a request is first admitted. What
 //! only the tier has is brought back to the pools first.
 
-use super::BlockPools;
+use super::{BlockPools, PromisedBlocks};
 use crate::blocks::BlockPool;
 use crate::config::GROUPS_MAX;
 use crate::sequence::Sequence;
@@ -65,6 +65,15 @@ impl BlockPools {
         self.pools.iter().map(lacking).sum()
     }
 
+    /// Whether each pool has room to fetch them, beside the blocks that running sequences need.
+    pub fn fits_fetch(&self, sequence: &Sequence, n_blocks: u32, promised: &PromisedBlocks) -> bool {
+        self.pools.iter().zip(promised).all(|(pool, n_promised)| {
+            let is_taken = |name: &&BlockHash| pool.find(name).is_none_or(|block| pool.is_cached(block));
+            let names = sequence.hashes_read_behind(pool.group, n_blocks).iter();
+            names.filter(is_taken).count() as u32 + n_promised <= pool.n_available()
+        })
+    }
+
     /// Begins to fetch them. Until the fetch ends, it holds their blocks and those that the pools have of this prefix.
     pub fn begin_fetch(&mut self, sequence: &Sequence, n_blocks: u32, begun: Micros, deadline: Micros) -> FetchId {
         let mut pages = Vec::new();
@@ -77,7 +86,7 @@ impl BlockPools {
                 table.push(block);
             }
             for &name in names.iter().filter(|name| pool.find(name).is_none()).collect::<Vec<_>>() {
-                let block = pool.take().expect("there is room for the whole log");
+                let block = pool.take().expect("there is room for the fetch");
                 table.push(block);
                 pages.push(Page { key: PageKey { group, name }, block });
             }
@@ -91,7 +100,7 @@ impl BlockPools {
         for (i, page) in (0..).zip(&fetch.pages) {
             if done.missing.binary_search(&i).is_ok() {
                 self.tier.note_missing(&page.key);
-            } else {
+            } else if !fetch.damaged.contains(&page.key) {
                 self.pools[usize::from(page.key.group)].name(page.block, page.key.name);
             }
         }

@@ -284,6 +284,9 @@ impl Scheduler {
             sequence.awaited = Some(Awaited::Fetch(fetch));
             return true;
         }
+        if !self.pools.fits_fetch(sequence, n_found, promised) {
+            return false;
+        }
         sequence.found.is_tier_read = true;
         let nanos = prefill_nanos(&self.costs, computed.clone(), self.config.slice_max());
         if !self.pools.tier.is_worth(self.pools.n_pages_lacking(sequence, n_found), nanos) {

@@ -33,6 +33,8 @@ pub(crate) struct FetchInFlight {
     pub pages: Vec<Page>,
     /// What it holds of each group: the blocks of its pages, and those of the same prefix that the pools have.
     pub tables: Vec<BlockTable>,
+    /// Pages that turned out to be damaged: they get no names.
+    pub damaged: Vec<PageKey>,
     pub begun: Micros,
     pub deadline: Micros,
 }
@@ -87,6 +89,8 @@ impl Tier {
         if self.index.is_empty() {
             return;
         }
+        let is_fetched = |fetch: &&mut FetchInFlight| fetch.pages.iter().any(|page| page.key == key);
+        self.fetches.iter_mut().filter(is_fetched).for_each(|fetch| fetch.damaged.push(key));
         self.index.remove(&key);
         self.work.stores.retain(|page| page.key != key);
         self.removals.push_back(key);
@@ -102,7 +106,7 @@ impl Tier {
         let id = FetchId(self.n_fetches);
         self.n_fetches += 1;
         self.work.fetches.push(PageFetch { id, pages: pages.clone() });
-        self.fetches.push(FetchInFlight { id, pages, tables, begun, deadline });
+        self.fetches.push(FetchInFlight { id, pages, tables, damaged: Vec::new(), begun, deadline });
         id
     }
 
@@ -196,7 +200,7 @@ mod tests {
         tier.forget(page(3).key);
         let mut work = TierWork::default();
         tier.take_work(&mut work);
-        assert_eq!((work.stores, work.removals), (vec![page(1)], vec![page(2).key]));
+        assert_eq!((work.stores, work.removals), (vec![page(1)], vec![page(2).key, page(3).key]));
         // What no step has carried when the ranks are lost is stored again.
         tier.store(page(4));
         tier.begin_epoch();

@@ -11,4 +11,5 @@ mod sharing;
 mod simulation;
 mod states;
 mod tenants;
+mod tier;
 mod windows;

@@ -84,7 +84,7 @@ impl SimulatedTier {
         for base in bases {
             base.extend((0..context_max).map(|_| self.rng.below(1000) as Token));
         }
-        let chunk_tokens_max = self.rng.between(8, 60);
+        let chunk_tokens_max = if self.rng.chance(30) { self.rng.between(1, 8) } else { self.rng.between(8, 60) };
         let waiting_tokens_max = config.waiting_tokens_max.max(3 * u64::from(context_max));
         let config =
             Config { context_max, chunk_tokens_max, waiting_tokens_max, tier_pages_max: self.n_pages, ..config };
