@@ -32,7 +32,7 @@ mod world;
 use facts::Facts;
 use world::World;
 
-const SEEDS: u64 = 20_000;
+const SEEDS: u64 = 3000;
 
 /// Names the seed of a run that panics.
 struct Seed(u64);
