@@ -54,7 +54,9 @@ impl PageIndex {
     /// Returns the first of the places of a name; none in an index without places.
     fn set(&self, key: &PageKey) -> Option<usize> {
         let n_sets = self.places.len() / WAYS;
-        (n_sets > 0).then(|| (key.name.short() as usize & (n_sets - 1)) * WAYS)
+        // The pages of all groups have one name, and would fill a set.
+        let spread = u64::from(key.group).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (n_sets > 0).then(|| (key.name.short().wrapping_add(spread) as usize & (n_sets - 1)) * WAYS)
     }
 }
 
@@ -76,6 +78,16 @@ mod tests {
         (2..2 + WAYS as u8).for_each(|n| assert!(index.insert(key(0, n))));
         let n_found = (1..2 + WAYS as u8).flat_map(|n| [key(0, n), key(1, n)]).filter(|key| index.has(key)).count();
         assert_eq!(n_found, WAYS);
+    }
+
+    #[test]
+    fn names_of_many_groups_do_not_push_each_other_out() {
+        let mut index = PageIndex::new(1024);
+        // These names alone would be in one set.
+        let alike = |n| BlockHash([0, 0, 0, 0, 0, 0, 0, n, n, n, n, n, n, n, n, n]);
+        let of_group = |group| (0..4).map(move |n| PageKey { group, name: alike(n) });
+        let keys: Vec<PageKey> = (0..8).flat_map(of_group).collect();
+        assert!(keys.iter().all(|&key| index.insert(key)) && keys.iter().all(|key| index.has(key)));
     }
 
     #[test]

@@ -77,9 +77,11 @@ impl Tier {
         self.index.insert(key);
     }
 
-    /// Stores a block that is full and has just been named, unless the tier has its page.
+    /// Stores a block that is full and has just been named, unless the tier has its page. Ranks apply the removals of a
+    /// step behind its stores, so no page is stored in the step that removes it.
     pub fn store(&mut self, page: Page) {
-        if self.index.insert(page.key) {
+        let is_removed = self.removals.range(self.n_removals_sent..).any(|key| *key == page.key);
+        if !is_removed && self.index.insert(page.key) {
             self.work.stores.push(page);
         }
     }

@@ -172,8 +172,7 @@ fn pages_before_a_missing_one_are_a_hit() {
     let fetch = plan_fetch(&mut scheduler);
     answer(&mut scheduler, &fetch, &[2], 100);
     assert_eq!(plan_start(&mut scheduler, 3), 32);
-    let stored_again: Vec<PageKey> =
-        run_out(&mut scheduler).iter().flat_map(|step| keys(&step.tier.stores)).collect();
+    let stored_again: Vec<PageKey> = run_out(&mut scheduler).iter().flat_map(|step| keys(&step.tier.stores)).collect();
     assert_eq!(stored_again, [stored[2]], "only the missing page is stored again");
     assert_eq!((scheduler.stats().pages_fetched, scheduler.stats().pages_missing), (5, 1));
 }

@@ -41,12 +41,7 @@ impl Pipeline {
     }
 
     /// Some stage reads some pages of a fetch that `is_ready`. Returns the answer, if all stages have given theirs.
-    pub fn read_pages(
-        &mut self,
-        rng: &mut Rng,
-        epoch: Epoch,
-        is_ready: impl Fn(FetchId) -> bool,
-    ) -> Option<FetchDone> {
+    pub fn read_pages(&mut self, rng: &mut Rng, epoch: Epoch, is_ready: impl Fn(FetchId) -> bool) -> Option<FetchDone> {
         let at = rng.below(self.stages.len() as u64) as usize;
         let done = self.stages[at].read_pages(&mut self.disks[at], rng, is_ready)?;
         let (n_answers, missing) = self.answers.entry(done.id).or_default();

@@ -176,9 +176,8 @@ impl SimulatedTier {
             return;
         }
         if self.rng.chance(20) {
-            self.n_pages = if self.rng.chance(80) { MANY_PAGES - self.n_pages % 2 - 1 } else { 0 };
+            self.n_pages = if self.rng.chance(20) { self.rng.between(1, 64) } else { MANY_PAGES };
             // Another number of pages is another index.
-            self.n_pages = if self.n_pages == 0 { self.rng.between(1, 64) } else { MANY_PAGES };
             scheduler.set_tier_pages(0);
             scheduler.set_tier_pages(self.n_pages);
             self.stored.clear();

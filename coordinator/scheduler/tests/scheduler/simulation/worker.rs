@@ -10,8 +10,8 @@ use super::reference::{draw, extend, root};
 use super::rng::{Rng, mix};
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
-    BLOCK_TOKENS, BlockId, CacheGroup, DRAFT_ROWS_MAX, Epoch, Failure, FetchId, Request, RequestId, Slice, SliceDone, Step,
-    StepDone, StepId, TierWork, Token, TokenOut, Want,
+    BLOCK_TOKENS, BlockId, CacheGroup, DRAFT_ROWS_MAX, Epoch, Failure, FetchId, Request, RequestId, Slice, SliceDone,
+    Step, StepDone, StepId, TierWork, Token, TokenOut, Want,
 };
 
 /// The content of one position of a layer's cache: all that its bits would depend on.

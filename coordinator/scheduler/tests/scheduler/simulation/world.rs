@@ -111,8 +111,7 @@ impl World {
         let config = Config { drafting: draw_drafting(&mut of_draws), pace, ..config };
         let epoch = Epoch { incarnation: 1, n: 0 };
         let deadly = rng.chance(40).then(|| rng.below(REQUESTS_MAX));
-        let mut bases: Vec<Vec<Token>> =
-            (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
+        let mut bases: Vec<Vec<Token>> = (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
         let mut tier = SimulatedTier::new(seed);
         let config = tier.configure(config, &mut bases, draw_n_blocks);
         let weather = if tier.is_on() { draw_tier_weather(&mut of_draws, &config, weather) } else { weather };
@@ -451,8 +450,10 @@ impl World {
         self.facts.stale += 1;
     }
 
+    /// Whether the ranks break on a step. They break at a place of a log, not at one of its drafts: then a culprit would
+    /// go on without drafts and be cleared each time.
     fn breaks(&self, step: &Step) -> bool {
-        step.slices.iter().any(|slice| is_deadly(&self.clients[&slice.id].request, slice.range.end))
+        step.slices.iter().any(|slice| is_deadly(&self.clients[&slice.id].request, slice.first_drawn()))
     }
 
     fn break_workers(&mut self) {
