@@ -15,6 +15,8 @@
 //! there; a block given back before it has its name; a state's page given back one block too early, or named as that of
 //! the block before; the end of a slice over which a state is carried one position short.
 //!
+//! Of the tier: a missing page that gets a name; a late fetch without a cancel; a removal that a loss of workers drops.
+//!
 //! Only `check()` sees what ranks that run steps in order cannot: blocks of an ended sequence given back before its
 //! last slice has landed; a block named when it is planned and not when it is computed; a second slice planned ahead.
 
