@@ -216,7 +216,7 @@ const TABLE: &[(&str, &str)] = &[
         "lockstep: --kv-disk without the prefix cache: pages on disk are found as cached prefixes are; set only one \
          of them",
     ),
-    ("serve $MODEL --kv-disk /dev/null:1GiB", "lockstep: --kv-disk /dev/null: File exists (os error 17)"),
+    ("serve $MODEL --kv-disk /dev/null:1GiB", "{}lockstep: --kv-disk /dev/null: File exists"),
     (
         "serve $MODEL --draft-min 2",
         "error: --draft-min is not supported: --speculation auto drafts as many tokens as make an answer faster; \

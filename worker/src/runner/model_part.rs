@@ -13,7 +13,7 @@ use crate::runner::guesses::{DraftCost, LearnedDraftCost};
 use crate::runner::kv_commit::KvPoolMemory;
 use crate::runner::mtp::MtpRunner;
 use crate::runner::sequences::SequenceLimits;
-use crate::tier::{KvDisk, RankTier};
+use crate::tier::{KvDisk, PagedPart, RankTier};
 use backend::{Device, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::{CancelFlag, ChunkLimits, ExchangeLimits};
@@ -79,7 +79,8 @@ pub(super) fn load_part<D: Device + 'static>(
     }
     let tier = kv_disk.map(|disk| {
         let heads = model::kv_heads(spec, part, device.class());
-        disk.rank_tier(policy, assignment.epoch, part, heads, (device, &kv, &specs))
+        let paged = PagedPart { part, heads, specs: &specs };
+        disk.rank_tier(policy, assignment.epoch, paged, device, &kv)
     });
     let tier = tier.transpose()?;
     let lengths = (assignment.context, assignment.batch_tokens_max);

@@ -6,9 +6,9 @@
 //! evictor.lock                  held by the process that removes files
 //! pages/{policy}/{part}/{first byte of the name}/{name}.{group}.{head}
 //! ```
-//! A file has the hash of its bytes and then the bytes. The hash is keyed, and covers the file's place: a file of
-//! another cluster, policy, part, page or head is never used. So nothing is synchronized to the disk, and the folder may be
-//! shared and may survive any crash.
+//! A file has the hash of its bytes and then the bytes. The hash is keyed, and covers the place of the file: a file of
+//! another cluster, policy, part, page or head is never used. So nothing is synchronized to the disk, and the folder
+//! may be shared and may survive any crash.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};

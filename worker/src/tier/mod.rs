@@ -56,9 +56,9 @@ impl KvDisk {
         &self,
         policy: &PolicyDigest,
         epoch: Epoch,
-        part: &RankPart,
-        heads: Vec<Range<u32>>,
-        (device, kv, specs): (&D, &KvCache<D>, &[KvSpec]),
+        PagedPart { part, heads, specs }: PagedPart<'_>,
+        device: &D,
+        kv: &KvCache<D>,
     ) -> Result<RankTier, Unsupported> {
         let policy = policy.to_string();
         let group = |((spec, heads), kv): ((&KvSpec, Range<u32>), &D::Kv)| {
@@ -78,6 +78,14 @@ impl KvDisk {
             report: None,
         })
     }
+}
+
+/// A rank's part of a model, as far as its pages depend on it.
+pub(crate) struct PagedPart<'a> {
+    pub part: &'a RankPart,
+    /// The heads of each cache group.
+    pub heads: Vec<Range<u32>>,
+    pub specs: &'a [KvSpec],
 }
 
 /// Returns the name of what a rank keeps of a group's heads: all that decides what their bytes mean.

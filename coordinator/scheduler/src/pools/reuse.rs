@@ -5,6 +5,7 @@ use super::{BlockPools, PromisedBlocks};
 use crate::blocks::BlockPool;
 use crate::config::GROUPS_MAX;
 use crate::sequence::Sequence;
+use crate::stats::Counters;
 use crate::table::BlockTable;
 use crate::tier::FetchInFlight;
 use alloc::vec;
@@ -75,11 +76,18 @@ impl BlockPools {
     }
 
     /// Begins to fetch them. Until the fetch ends, it holds their blocks and those that the pools have of this prefix.
-    pub fn begin_fetch(&mut self, sequence: &Sequence, n_blocks: u32, begun: Micros, deadline: Micros) -> FetchId {
+    pub fn begin_fetch(
+        &mut self,
+        sequence: &Sequence,
+        n_blocks: u32,
+        (begun, deadline): (Micros, Micros),
+        counters: &mut Counters,
+    ) -> FetchId {
         let mut pages = Vec::new();
         let mut tables = vec![BlockTable::default(); self.pools.len()];
         for ((group, pool), table) in (0..).zip(&mut self.pools).zip(&mut tables) {
             let names = sequence.hashes_read_behind(pool.group, n_blocks);
+            let before = pool.n_evictions();
             // What is there is held before room is made for the rest.
             for block in names.iter().filter_map(|name| pool.find(name)).collect::<Vec<_>>() {
                 pool.share(block);
@@ -90,6 +98,7 @@ impl BlockPools {
                 table.push(block);
                 pages.push(Page { key: PageKey { group, name }, block });
             }
+            counters.evictions += pool.n_evictions() - before;
         }
         self.tier.begin(pages, tables, begun, deadline)
     }

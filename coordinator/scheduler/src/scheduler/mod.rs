@@ -173,7 +173,7 @@ impl Scheduler {
             return;
         }
         let Some(fetch) = self.pools.finish_fetch(done) else { return };
-        self.counters.pages_fetched += (fetch.pages.len() - done.missing.len()) as u64;
+        self.counters.pages_fetched += fetch.pages.len().saturating_sub(done.missing.len()) as u64;
         self.counters.pages_missing += done.missing.len() as u64;
         self.end_wait_for(fetch.id);
     }
@@ -195,9 +195,10 @@ impl Scheduler {
         self.in_flight.epoch()
     }
 
-    /// True if nothing waits, runs or is in flight, and the ranks hold nothing.
+    /// True if nothing waits, runs, is fetched or in flight, and the ranks hold nothing.
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty() && self.in_flight.is_empty() && self.in_flight.ends().is_empty()
+        let has_fetches = !self.pools.tier.fetches().is_empty() || self.pools.tier.is_urgent();
+        self.sequences.is_empty() && self.in_flight.is_empty() && self.in_flight.ends().is_empty() && !has_fetches
     }
 
     /// A request that has not ended, with its output so far.

@@ -35,10 +35,11 @@ impl Scheduler {
     /// Fills `step` with the next step, if there is work and not enough in flight.
     pub fn next_step(&mut self, now: Micros, step: &mut Step) -> bool {
         step.clear();
-        self.cancel_late_fetches(now);
         if self.in_flight.len() >= self.n_steps_allowed() as usize {
             return false;
         }
+        // This step carries the cancels, before which the blocks belong to nothing else.
+        self.cancel_late_fetches(now);
         let n_turns = self.steps_per_turn();
         let (n_steps, ahead_max) = (self.in_flight.n_steps(), self.ahead_now());
         // A decoding sequence is planned as many steps behind its last draw as there are stages. If that leaves the
@@ -64,8 +65,8 @@ impl Scheduler {
         if has_drafts { 0 } else { self.config.slices_ahead_max }
     }
 
-    /// Plans slices. Returns whether there are any. If not, nothing has changed, except that a sequence may have been
-    /// preempted.
+    /// Plans slices. Returns whether there are any. If not, nothing has changed, except that a fetch may have begun and
+    /// a sequence may have been preempted.
     fn plan_slices(&mut self, now: Micros, step: &mut Step) -> bool {
         self.running.rank(&mut self.sequences, &mut self.tenants);
         self.plan_running();
@@ -294,7 +295,8 @@ impl Scheduler {
             return false;
         }
         let wait = if nanos == 0 { FETCH_WAIT_FIRST } else { Micros((nanos / 1000).max(FETCH_WAIT_MIN.0)) };
-        let fetch = self.pools.begin_fetch(sequence, n_found, now, Micros(now.0.saturating_add(wait.0)));
+        let times = (now, Micros(now.0.saturating_add(wait.0)));
+        let fetch = self.pools.begin_fetch(sequence, n_found, times, &mut self.counters);
         sequence.found.await_tier(computed.start);
         sequence.awaited = Some(Awaited::Fetch(fetch));
         self.counters.fetches += 1;

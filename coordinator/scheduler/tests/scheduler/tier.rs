@@ -106,7 +106,7 @@ fn an_evicted_prompt_is_fetched_and_not_computed() {
     assert_eq!(&step.blocks[..6], fetch.pages.iter().map(|page| page.block).collect::<Vec<_>>());
     let mut out: Vec<RequestOutput> = Vec::new();
     scheduler.apply(&step_done(&step, None), Micros(0), &mut out).unwrap();
-    assert_eq!((out[0].n_cached, out[0].n_fetched), (96, 96));
+    assert_eq!((out[0].n_cached, out[0].reuse.from_disk), (96, 96));
     run_out(&mut scheduler);
     let stats = scheduler.stats();
     assert_eq!((stats.fetches, stats.pages_fetched, stats.pages_missing, stats.blocks_used), (1, 6, 0, 0));
@@ -126,7 +126,7 @@ fn only_what_the_pools_lack_is_fetched() {
     assert_eq!(step.slices[0].range.start, 176);
     let mut out: Vec<RequestOutput> = Vec::new();
     scheduler.apply(&step_done(&step, None), Micros(0), &mut out).unwrap();
-    assert_eq!((out[0].n_cached, out[0].n_fetched), (176, 96));
+    assert_eq!((out[0].n_cached, out[0].reuse.from_disk), (176, 96));
 }
 
 #[test]

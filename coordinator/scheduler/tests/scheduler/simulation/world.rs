@@ -450,8 +450,8 @@ impl World {
         self.facts.stale += 1;
     }
 
-    /// Whether the ranks break on a step. They break at a place of a log, not at one of its drafts: then a culprit would
-    /// go on without drafts and be cleared each time.
+    /// Whether the ranks break on a step. They break at a place of a log, not at one of its drafts: otherwise a culprit
+    /// would go on without drafts and be cleared each time.
     fn breaks(&self, step: &Step) -> bool {
         step.slices.iter().any(|slice| is_deadly(&self.clients[&slice.id].request, slice.first_drawn()))
     }
@@ -515,8 +515,8 @@ impl World {
             assert!(client.live, "{} returns output after its end", output.id);
             assert_eq!(output.position as usize, client.tokens.len(), "positions have no gap");
             assert!(output.n_cached as usize <= client.request.prompt.len() + client.expected.tokens.len());
-            assert!(output.n_fetched <= output.n_cached);
-            self.facts.fetched_outputs += u64::from(output.n_fetched > 0);
+            assert!(output.reuse.from_disk <= output.n_cached);
+            self.facts.fetched_outputs += u64::from(output.reuse.from_disk > 0);
             let drawn_tokens =
                 done.map_or(&[][..], |done| &done.slices[output.slice].tokens[..output.n_tokens as usize]);
             assert_eq!(drawn_tokens.len(), output.n_tokens as usize);
