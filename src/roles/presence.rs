@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use types::{Step, StepDone};
+use worker::tier::TierReports;
 use worker::{
     AbortHandle, Assignment, CancelFlag, KvPoolMemory, Load, LoadError, LoadedModel, PassStats, ReadyReport, Rest,
     RunError, Runner, UpcomingSteps,
@@ -91,6 +92,10 @@ impl Runner for PresenceClearingRunner {
 
     fn take_kv_memory(&mut self) -> Option<KvPoolMemory> {
         self.runner.take_kv_memory()
+    }
+
+    fn start_tier(&mut self, reports: TierReports) -> bool {
+        self.runner.start_tier(reports)
     }
 
     fn pass_stats(&self) -> PassStats {

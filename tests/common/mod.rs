@@ -483,7 +483,9 @@ fn start_processes(setup: &Setup, coordinator: SocketAddr) -> Vec<Node> {
     };
     let (coordinator, n_local) = (coordinator.to_string(), setup.grid.n_ranks().to_string());
     let join = ["worker", "--join", &coordinator, "--local-workers", &n_local, "--wire", wire, "--memory", "16GiB"];
-    let start = |speed: u32| Node::start(&[&join[..], &["--threads", &speed.to_string()]].concat());
+    let disk = setup.kv_disk.as_ref().map(|folder| format!("{}:1GiB", folder.display()));
+    let disk: Vec<&str> = disk.iter().flat_map(|disk| ["--kv-disk", disk]).collect();
+    let start = |speed: u32| Node::start(&[&join[..], &disk, &["--threads", &speed.to_string()]].concat());
     setup.speeds().into_iter().map(start).collect()
 }
 

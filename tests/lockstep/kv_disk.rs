@@ -3,7 +3,7 @@
 
 use crate::common::requests::{difference, tiny_requests};
 use crate::common::watched::Seen;
-use crate::common::{Answer, Replica, Setup, reference_model};
+use crate::common::{Answer, Replica, Setup, Workers, reference_model};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -128,6 +128,26 @@ async fn ranks_that_divide_heads_otherwise_find_the_pages() {
             assert!(warm.pages_fetched > 100 && warm.hit_tokens > cold.hit_tokens + 1000, "{cold:?} {warm:?}");
         }
     }
+}
+
+/// Workers in processes of their own, with the binary's loader around the model's.
+#[tokio::test]
+async fn pages_of_worker_processes_outlive_them() {
+    let bench = Bench::new("llama-f16-sharded", "int8", "f16").await;
+    let folder = DiskFolder::new("processes");
+    let disk = Some(folder.0.clone());
+    let setup = Setup { workers: Workers::Processes, kv_disk: disk, ..bench.base.on(1, 2) };
+    let mut n_cached = Vec::new();
+    for _ in 0..2 {
+        let mut replica = Replica::start(&setup).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let answers = replica.run(&bench.requests).await;
+        n_cached.push(replica.n_cached());
+        replica.stop().await;
+        assert!(folder.n_written().await > 100 && answers == bench.expected);
+    }
+    // Requests with a cached beginning: without the folder both rounds would have as many.
+    assert!(n_cached[1] > n_cached[0] + 5, "{n_cached:?}");
 }
 
 #[tokio::test]
