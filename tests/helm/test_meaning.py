@@ -291,7 +291,8 @@ def test_mounts_and_volumes_match(case):
                 shm = volumes[mounts["/dev/shm"]["name"]]
                 assert shm["emptyDir"]["medium"] == "Memory" and shm["emptyDir"]["sizeLimit"]
             for mount in mounts.values():
-                assert mount.get("readOnly") or mount["name"] in ("cache", "shm", "data", "record", "scratch")
+                assert mount.get("readOnly") or mount["name"] in ("cache", "shm", "data", "record", "scratch",
+                                                                          "kv-disk")
 
 
 @EACH
