@@ -25,8 +25,13 @@ use model::KvCache;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 use stores::{PageChange, StoreQueue};
 use types::{Epoch, FetchId, PageKey, PolicyDigest, RankPart, Sharding, Step, Unsupported};
+
+/// How long the start of a rank waits for the names of the folder's pages.
+const LIST_WAIT: Duration = Duration::from_millis(500);
 
 /// The folder of a loader, and its threads. They outlive a rank: what waits to be written is written.
 #[derive(Clone)]
@@ -124,21 +129,26 @@ pub(crate) struct RankTier {
 }
 
 impl RankTier {
-    /// Sets where answers go. A thread reports the pages that the folder has now.
+    /// Sets where answers go. A thread reports the pages that the folder has now: before this returns, if it has not too
+    /// many.
     pub fn start(&mut self, reports: TierReports) {
         let TierReports { fetched, kept } = reports;
         self.report = Some(fetched);
         let of_group =
             |(group, pages): (usize, &GroupPages)| (pages.folder.n_bytes() > 0).then(|| (group, pages.folder.clone()));
         let folders: Vec<_> = self.groups.iter().enumerate().filter_map(of_group).collect();
+        let (listing, listed) = sync_channel::<()>(1);
         let list = move || {
             for (group, folder) in folders {
                 kept(folder.keys().filter(|key| usize::from(key.group) == group).collect());
             }
+            drop(listing);
         };
         if let Err(error) = std::thread::Builder::new().name("kv-list".into()).spawn(list) {
             tracing::warn!(%error, "the pages of the KV cache on disk are not known");
         }
+        // Nothing is sent: the channel closes when the thread ends.
+        let _late = listed.recv_timeout(LIST_WAIT);
     }
 
     /// Applies a step's work. The blocks of its stores still have the content of the step before.
