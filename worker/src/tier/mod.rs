@@ -129,8 +129,8 @@ pub(crate) struct RankTier {
 }
 
 impl RankTier {
-    /// Sets where answers go. A thread reports the pages that the folder has now: before this returns, if it has not too
-    /// many.
+    /// Sets where answers go. A thread reports the pages that the folder has now: before this returns, unless there are
+    /// too many.
     pub fn start(&mut self, reports: TierReports) {
         let TierReports { fetched, kept } = reports;
         self.report = Some(fetched);
