@@ -5,7 +5,7 @@ use crate::common::requests::{difference, tiny_requests};
 use crate::common::watched::Seen;
 use crate::common::{Answer, Replica, Setup, Workers, reference_model};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use types::Request;
@@ -181,40 +181,49 @@ async fn preempted_requests_come_back_from_disk() {
     assert!(seen.restarts > 0 && seen.pages_stored > 100, "{seen:?}");
 }
 
-/// What a test does with a file and its content.
-type FileChange<'a> = &'a dyn Fn(&Path, Vec<u8>);
+/// A folder, and the files of its pages.
+type FilesChange = fn(&DiskFolder, &[PathBuf]);
 
-/// Changes every file. Returns how many there are.
-fn damage(folder: &DiskFolder, change: impl Fn(&Path, Vec<u8>)) -> usize {
-    let files = folder.files();
-    files.iter().for_each(|path| change(path, fs::read(path).unwrap()));
-    files.len()
+fn flip_bits(_: &DiskFolder, files: &[PathBuf]) {
+    for path in files {
+        let mut bytes = fs::read(path).unwrap();
+        let at = bytes.len() / 2;
+        bytes[at] ^= 1;
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+fn cut_short(_: &DiskFolder, files: &[PathBuf]) {
+    for path in files {
+        let bytes = fs::read(path).unwrap();
+        fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
+    }
+}
+
+/// Each file takes the content of the one before it, and the first that of another.
+fn swap(_: &DiskFolder, files: &[PathBuf]) {
+    for at in (1..files.len()).rev() {
+        fs::copy(&files[at - 1], &files[at]).unwrap();
+    }
+    fs::copy(&files[2], &files[0]).unwrap();
+}
+
+fn change_secret(folder: &DiskFolder, _: &[PathBuf]) {
+    fs::write(folder.0.join("secret"), [7; 32]).unwrap();
 }
 
 #[tokio::test]
 async fn damaged_pages_are_computed() {
     let bench = Bench::new("llama-f16-sharded", "int8", "f16").await;
-    let folder = DiskFolder::new("damaged");
-    let cold = bench.same("cold", &folder, bench.base.clone(), &[]).await;
-    let flip = |path: &Path, mut bytes: Vec<u8>| {
-        let at = bytes.len() / 2;
-        bytes[at] ^= 1;
-        fs::write(path, bytes).unwrap();
-    };
-    let cut = |path: &Path, bytes: Vec<u8>| fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
-    // Each file takes the content of the one before it.
-    let files = folder.files();
-    let swap = |path: &Path, _: Vec<u8>| {
-        let at = files.iter().position(|file| file == path).unwrap_or(0).max(1);
-        fs::copy(&files[at - 1], path).unwrap();
-    };
-    let foreign = |_: &Path, _: Vec<u8>| fs::write(folder.0.join("secret"), [7; 32]).unwrap();
-    let changes: [(&str, FileChange<'_>); 4] =
-        [("a flipped bit", &flip), ("cut short", &cut), ("swapped", &swap), ("of another cluster", &foreign)];
+    let changes: [(&str, FilesChange); 4] =
+        [("flipped", flip_bits), ("cut", cut_short), ("swapped", swap), ("foreign", change_secret)];
     for (way, change) in changes {
-        assert!(damage(&folder, change) > 100);
+        let folder = DiskFolder::new(way);
+        let cold = bench.same("cold", &folder, bench.base.clone(), &[]).await;
+        let files = folder.files();
+        change(&folder, &files);
         let seen = bench.same(way, &folder, bench.base.clone(), &[]).await;
-        assert!(seen.pages_fetched > 50, "{way}: {seen:?}");
+        assert!(files.len() > 100 && seen.pages_fetched > 50, "{way}: {seen:?}");
         assert!(seen.hit_tokens <= cold.hit_tokens + 500, "{way}: damaged pages are no hits: {cold:?} {seen:?}");
     }
 }
@@ -244,7 +253,7 @@ async fn a_disk_that_hangs_delays_no_request_beyond_its_deadline() {
     let folder = DiskFolder::new("hangs");
     bench.same("cold", &folder, bench.base.clone(), &[]).await;
     let files = folder.files();
-    files.iter().for_each(|path| fs::remove_file(path).unwrap());
+    files.iter().for_each(|path| _ = fs::remove_file(path));
     assert!(Command::new("mkfifo").args(&files).status().unwrap().success());
     let begun = Instant::now();
     let seen = bench.same("hanging", &folder, bench.base.clone(), &[]).await;
