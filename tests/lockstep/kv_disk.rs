@@ -56,22 +56,22 @@ impl Drop for DiskFolder {
     }
 }
 
-struct Bench {
+struct DiskBench {
     name: String,
     base: Setup,
     requests: Vec<Request>,
     expected: Vec<Answer>,
 }
 
-impl Bench {
-    async fn new(name: &str, activations: &'static str, kv_dtype: &'static str) -> Bench {
+impl DiskBench {
+    async fn new(name: &str, activations: &'static str, kv_dtype: &'static str) -> DiskBench {
         let model = reference_model(name);
         let requests = tiny_requests(&model);
         let base = Setup::new(model, activations, kv_dtype);
         let mut replica = Replica::start(&base).await;
         let expected = replica.run_alone(&requests).await;
         replica.stop().await;
-        Bench { name: name.into(), base: Setup { prefix_cache: true, ..base }, requests, expected }
+        DiskBench { name: name.into(), base: Setup { prefix_cache: true, ..base }, requests, expected }
     }
 
     /// Starts a replica on this folder, and checks that the requests have the bits that they have alone and cold.
@@ -110,7 +110,7 @@ impl Bench {
 
 #[tokio::test]
 async fn dense_pages_outlive_processes() {
-    let bench = Bench::new("llama-f16-sharded", "int8", "f16").await;
+    let bench = DiskBench::new("llama-f16-sharded", "int8", "f16").await;
     for grid in [(1, 1), (2, 1), (1, 2)] {
         bench.outlives_processes(grid).await;
     }
@@ -120,7 +120,7 @@ async fn dense_pages_outlive_processes() {
 #[tokio::test]
 async fn ranks_that_divide_heads_otherwise_find_the_pages() {
     for (name, activations) in [("llama-f16-sharded", "int8"), ("gemma3", "f32"), ("qwen3-next", "f32")] {
-        let bench = Bench::new(name, activations, "f16").await;
+        let bench = DiskBench::new(name, activations, "f16").await;
         for (first, second) in [(1, 2), (2, 1)] {
             let folder = DiskFolder::new(&format!("{name}-heads-{first}"));
             let cold = bench.same(&format!("cold on tp {first}"), &folder, bench.base.on(first, 1), &[]).await;
@@ -133,7 +133,7 @@ async fn ranks_that_divide_heads_otherwise_find_the_pages() {
 /// Workers in processes of their own, with the binary's loader around the model's.
 #[tokio::test]
 async fn pages_of_worker_processes_outlive_them() {
-    let bench = Bench::new("llama-f16-sharded", "int8", "f16").await;
+    let bench = DiskBench::new("llama-f16-sharded", "int8", "f16").await;
     let folder = DiskFolder::new("processes");
     let disk = Some(folder.0.clone());
     let setup = Setup { workers: Workers::Processes, kv_disk: disk, ..bench.base.on(1, 2) };
@@ -152,12 +152,12 @@ async fn pages_of_worker_processes_outlive_them() {
 
 #[tokio::test]
 async fn pages_of_eight_bits_outlive_processes() {
-    Bench::new("llama-f32-tied", "f32", "int8").await.outlives_processes((1, 1)).await;
+    DiskBench::new("llama-f32-tied", "f32", "int8").await.outlives_processes((1, 1)).await;
 }
 
 #[tokio::test]
 async fn windowed_pages_outlive_processes() {
-    let bench = Bench::new("gemma3", "f32", "f16").await;
+    let bench = DiskBench::new("gemma3", "f32", "f16").await;
     for grid in [(1, 1), (2, 1)] {
         bench.outlives_processes(grid).await;
     }
@@ -165,7 +165,7 @@ async fn windowed_pages_outlive_processes() {
 
 #[tokio::test]
 async fn states_outlive_processes() {
-    let bench = Bench::new("qwen3-next", "f32", "f16").await;
+    let bench = DiskBench::new("qwen3-next", "f32", "f16").await;
     for grid in [(1, 1), (1, 2)] {
         bench.outlives_processes(grid).await;
     }
@@ -173,7 +173,7 @@ async fn states_outlive_processes() {
 
 #[tokio::test]
 async fn preempted_requests_come_back_from_disk() {
-    let bench = Bench::new("llama-f16-sharded", "int8", "f16").await;
+    let bench = DiskBench::new("llama-f16-sharded", "int8", "f16").await;
     let folder = DiskFolder::new("preempted");
     let crowded = Setup { n_blocks: CROWDED_BLOCKS, ..bench.base.clone() };
     let seen = bench.same("crowded", &folder, crowded, &[]).await;
@@ -214,7 +214,7 @@ fn change_secret(folder: &DiskFolder, _: &[PathBuf]) {
 
 #[tokio::test]
 async fn damaged_pages_are_computed() {
-    let bench = Bench::new("llama-f16-sharded", "int8", "f16").await;
+    let bench = DiskBench::new("llama-f16-sharded", "int8", "f16").await;
     let changes: [(&str, FilesChange); 4] =
         [("flipped", flip_bits), ("cut", cut_short), ("swapped", swap), ("foreign", change_secret)];
     for (way, change) in changes {
@@ -230,7 +230,7 @@ async fn damaged_pages_are_computed() {
 
 #[tokio::test]
 async fn a_folder_that_vanishes_or_is_full_fails_no_request() {
-    let bench = Bench::new("llama-f16-sharded", "int8", "f16").await;
+    let bench = DiskBench::new("llama-f16-sharded", "int8", "f16").await;
     let folder = DiskFolder::new("vanishes");
     bench.same("cold", &folder, bench.base.clone(), &[]).await;
     let setup = Setup { kv_disk: Some(folder.0.clone()), ..bench.base.clone() };
@@ -249,7 +249,7 @@ async fn a_folder_that_vanishes_or_is_full_fails_no_request() {
 /// A pipe that nothing writes to: a file that takes for ever to open.
 #[tokio::test]
 async fn a_disk_that_hangs_delays_no_request_beyond_its_deadline() {
-    let bench = Bench::new("llama-f16-sharded", "int8", "f16").await;
+    let bench = DiskBench::new("llama-f16-sharded", "int8", "f16").await;
     let folder = DiskFolder::new("hangs");
     bench.same("cold", &folder, bench.base.clone(), &[]).await;
     let files = folder.files();

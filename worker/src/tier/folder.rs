@@ -85,8 +85,7 @@ pub fn open_secret(folder: &Path) -> io::Result<PageSecret> {
 }
 
 fn make_secret(path: &Path) -> io::Result<()> {
-    let mut secret = [0; 32];
-    File::open("/dev/urandom")?.read_exact(&mut secret)?;
+    let secret: [u8; 32] = wire::random().map_err(io::Error::other)?;
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(mut file) => file.write_all(&secret),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),

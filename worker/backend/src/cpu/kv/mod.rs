@@ -119,7 +119,8 @@ impl Kv {
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the caller promises exclusive access to this part")]
     pub(crate) unsafe fn recurrent_page(&self, layer: usize, block: BlockId, head: usize) -> &mut [f32] {
-        let (bytes, n) = (self.block_range(layer, block), self.spec.layout.page_bytes(self.spec.dtype) as usize / 4);
+        let (bytes, n) =
+            (block_range(&self.spec, layer, block), self.spec.layout.page_bytes(self.spec.dtype) as usize / 4);
         let n_numbers = n / self.n_kv_heads;
         debug_assert!(self.spec.layout.is_state() && head < self.n_kv_heads);
         // SAFETY: inside the block, whose indices were checked; pages are aligned for f32. The rest is promised.
@@ -136,7 +137,7 @@ impl Kv {
         let pages = SharedPtr::new(self.pages.start());
         for layer in 0..self.spec.n_layers {
             for block in blocks {
-                let bytes = self.block_range(layer, *block);
+                let bytes = block_range(&self.spec, layer, *block);
                 // SAFETY: `block` checked its indices, and `&mut self` keeps operations away; committing reads nothing.
                 unsafe { pages.part(bytes.start, bytes.len()) }.fill(0);
             }
@@ -171,12 +172,12 @@ impl Kv {
     }
 
     pub(crate) fn read_block(&self, layer: usize, block: BlockId) -> Vec<u8> {
-        self.pages.bytes()[self.block_range(layer, block)].to_vec()
+        self.pages.bytes()[block_range(&self.spec, layer, block)].to_vec()
     }
 
     pub(crate) fn read_page(&self, block: BlockId, out: &mut Vec<u8>) {
         for layer in 0..self.spec.n_layers {
-            out.extend_from_slice(&self.pages.bytes()[self.block_range(layer, block)]);
+            out.extend_from_slice(&self.pages.bytes()[block_range(&self.spec, layer, block)]);
         }
     }
 
@@ -185,23 +186,14 @@ impl Kv {
         let (pages, spec) = (self.pages.clone(), self.spec);
         let n_bytes = spec.layout.page_bytes(spec.dtype) as usize;
         Box::new(move |block, page| {
-            assert!((block.0 as usize) < spec.n_blocks && page.len() == n_bytes * spec.n_layers, "a page of {spec:?}");
+            assert!(page.len() == n_bytes * spec.n_layers, "a page of {spec:?}");
             let memory = SharedPtr::new(pages.start());
             for (layer, from) in page.chunks_exact(n_bytes).enumerate() {
-                let start = (layer * spec.n_blocks + block.0 as usize) * n_bytes;
-                // SAFETY: the block is one of this cache, and by the contract of `WritePage` nothing else uses it.
-                unsafe { memory.part(start, n_bytes) }.copy_from_slice(from);
+                let bytes = block_range(&spec, layer, block);
+                // SAFETY: `block_range` checked its indices, and by the contract of `WritePage` nothing else uses it.
+                unsafe { memory.part(bytes.start, bytes.len()) }.copy_from_slice(from);
             }
         })
-    }
-
-    /// Returns the bytes of all heads' pages of a block.
-    fn block_range(&self, layer: usize, block: BlockId) -> Range<usize> {
-        let (KvSpec { n_layers, n_blocks, .. }, block) = (self.spec, block.0 as usize);
-        assert!(layer < n_layers && block < n_blocks, "block {block} of {n_blocks}, layer {layer} of {n_layers}");
-        let n_bytes = self.spec.layout.page_bytes(self.spec.dtype) as usize;
-        let start = (layer * n_blocks + block) * n_bytes;
-        start..start + n_bytes
     }
 
     /// Returns the distance from K to V.
@@ -248,6 +240,15 @@ impl Kv {
     fn f16_bits(&self) -> &[u16] {
         bytemuck::cast_slice(self.pages.bytes())
     }
+}
+
+/// Returns the bytes of all heads' pages of a block.
+fn block_range(spec: &KvSpec, layer: usize, block: BlockId) -> Range<usize> {
+    let (KvSpec { n_layers, n_blocks, .. }, block) = (*spec, block.0 as usize);
+    assert!(layer < n_layers && block < n_blocks, "block {block} of {n_blocks}, layer {layer} of {n_layers}");
+    let n_bytes = spec.layout.page_bytes(spec.dtype) as usize;
+    let start = (layer * n_blocks + block) * n_bytes;
+    start..start + n_bytes
 }
 
 /// Cosines and sines, `[n_positions, half_dim]` each.
