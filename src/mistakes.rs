@@ -8,8 +8,7 @@ use std::ffi::OsString;
 const ROLES: [&str; 4] = ["router", "coordinator", "worker", "serve"];
 
 /// Flags of other servers that users try, with the alternative here. Flags with the same meaning are aliases instead.
-const ELSEWHERE: [(&str, &str); 17] = [
-    ("kv-host", ON_DISK),
+const ELSEWHERE: [(&str, &str); 16] = [
     ("kv-offloading-size", ON_DISK),
     ("kv-offloading-backend", ON_DISK),
     ("swap-space", ON_DISK),
@@ -28,7 +27,7 @@ const ELSEWHERE: [(&str, &str); 17] = [
     ("enforce-eager", "tokens are the same with CUDA graphs; --cuda-graphs off turns them off"),
 ];
 
-const ON_DISK: &str = "a CPU's KV cache is in host memory; --kv-disk DIR:BYTES keeps more of it on disk";
+const ON_DISK: &str = "--kv-host BYTES keeps more of a GPU's KV cache in host memory, --kv-disk DIR:BYTES on disk";
 
 const AUTO_DECIDES: &str = "--speculation auto drafts as many tokens as make an answer faster; --draft-max limits them";
 

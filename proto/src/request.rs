@@ -4,8 +4,8 @@ use crate::cluster as wire;
 use crate::malformed::{Malformed, out_of_range};
 use prost::Message;
 use types::{
-    CacheSalt, Finish, Goal, Grammar, GrammarFault, Micros, Priority, Request, RequestId, TenantId, TenantWeight,
-    Unsupported,
+    CacheHint, CacheSalt, Finish, Goal, Grammar, GrammarFault, Micros, Priority, Request, RequestId, TenantId,
+    TenantWeight, Unsupported,
 };
 
 impl From<&Request> for wire::Request {
@@ -32,6 +32,7 @@ impl From<&Request> for wire::Request {
             tracestate: String::new(),
             needs_progress: false,
             predicted: request.predicted.clone(),
+            cache_hint: cache_hint_to_wire(request.cache_hint),
         }
     }
 }
@@ -52,9 +53,8 @@ impl wire::Request {
 
 /// The fields of a request that its stream is a function of, and no others: the same bytes for the same stream.
 pub fn stream_key(request: &Request) -> Vec<u8> {
-    let request =
-        wire::Request { id: 0, output: Vec::new(), predicted: Vec::new(), priority: 0, weight: 0, ..request.into() };
-    request.encode_to_vec()
+    let request = wire::Request { id: 0, output: Vec::new(), predicted: Vec::new(), ..request.into() };
+    wire::Request { priority: 0, weight: 0, cache_hint: 0, ..request }.encode_to_vec()
 }
 
 /// A request within a step. Its deadline stays with the coordinator; one that is submitted goes through `received`.
@@ -79,6 +79,7 @@ impl TryFrom<wire::Request> for Request {
             cache_apart: request.cache_apart,
             cache_salt: cache_salt_from_wire(&request.cache_salt)?,
             predicted: request.predicted,
+            cache_hint: cache_hint_from_wire(request.cache_hint)?,
         })
     }
 }
@@ -93,6 +94,23 @@ fn check_supported(request: &wire::Request) -> Result<(), Malformed> {
 fn grammar_from_wire(constraint: Vec<u8>) -> Result<Grammar, Malformed> {
     let text = String::from_utf8(constraint).map_err(|bytes| out_of_range("constraint", bytes.into_bytes().len()))?;
     Ok(Grammar::new(text))
+}
+
+fn cache_hint_to_wire(hint: CacheHint) -> u32 {
+    match hint {
+        CacheHint::None => 0,
+        CacheHint::Retain => 1,
+        CacheHint::Demote => 2,
+    }
+}
+
+fn cache_hint_from_wire(hint: u32) -> Result<CacheHint, Malformed> {
+    match hint {
+        0 => Ok(CacheHint::None),
+        1 => Ok(CacheHint::Retain),
+        2 => Ok(CacheHint::Demote),
+        other => Err(out_of_range("cache_hint", other)),
+    }
 }
 
 fn cache_salt_to_wire(salt: CacheSalt) -> Vec<u8> {

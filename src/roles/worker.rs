@@ -7,7 +7,6 @@ use super::process::{start_telemetry, stop_on_signals};
 use crate::roles::handover::{self, HandedSettings};
 use crate::settings::device::DeviceChoice;
 use crate::settings::hub::{self, HubSettings};
-use crate::settings::kv_disk::KvDiskChoice;
 use crate::settings::{
     ConfigSource, CudaGraphs, FolderChoice, JoinSettings, KvCommitChoice, WorkerRole, WorkerSettings, config_text,
     machine,
@@ -26,7 +25,7 @@ use wire::JoinToken;
 use worker::fetch::{IntactChunks, ModelFetcher};
 use worker::sim::SimModel;
 use worker::source::{self, ModelSource};
-use worker::tier::{KvDisk, KvDiskConfig, PageSecret};
+use worker::tier::{KvDiskConfig, KvTiers, KvTiersConfig, PageSecret};
 use worker::{
     Assignment, CancelFlag, ComputeDevice, Load, LoadError, LoadedModel, MeshSecret, ModelLoader, PackedCache,
     PackedCacheConfig, PeerListener, ReadyReport, Scrubber,
@@ -225,6 +224,10 @@ pub fn loader(
 ) -> anyhow::Result<Box<dyn Load>> {
     let RankPeers { listener, link_key } = peers;
     let threads = settings.threads(n_local);
+    ensure!(
+        settings.kv_host.is_none() || device.resolved() != DeviceChoice::Cpu,
+        "--kv-host on the CPU: its KV cache is in host memory; --kv-disk DIR:BYTES keeps more of it on disk"
+    );
     Ok(match device.compute_device(settings.kernel_cache.clone())? {
         Some(device) => Box::new(ModelLoader {
             device,
@@ -238,10 +241,12 @@ pub fn loader(
             graphs: settings.cuda_graphs == CudaGraphs::Auto,
             scrubber,
             packed_cache: packed_cache(settings),
-            kv_disk: kv_disk(settings, page_secret)?,
+            kv_tiers: kv_tiers(settings, page_secret)?,
             ..ModelLoader::new(threads)
         }),
-        None if settings.kv_disk.is_some() => bail!("--kv-disk needs a device with memory, and sim has none"),
+        None if settings.kv_disk.is_some() || settings.kv_host.is_some() => {
+            bail!("--kv-disk and --kv-host need a device with memory, and sim has none")
+        }
         None => Box::new(SimLoader),
     })
 }
@@ -251,12 +256,20 @@ fn packed_cache(settings: &WorkerSettings) -> Option<PackedCache> {
     Some(PackedCache::new(PackedCacheConfig { folder, bytes_max: settings.packed_cache_max.0 }))
 }
 
-/// Opens the folder of pages. Its own secret keys the hashes where the cluster has none.
-fn kv_disk(settings: &WorkerSettings, secret: Option<PageSecret>) -> anyhow::Result<Option<KvDisk>> {
-    let Some(KvDiskChoice { folder, bytes_max }) = settings.kv_disk.clone() else { return Ok(None) };
-    let context = format!("--kv-disk {}", folder.display());
-    let config = KvDiskConfig { folder, bytes_max: bytes_max.0, write_rate: settings.kv_disk_rate.0 };
-    KvDisk::open(config, secret).context(context).map(Some)
+/// Opens the tiers behind the pools. A secret of theirs keys the hashes where the cluster has none.
+fn kv_tiers(settings: &WorkerSettings, secret: Option<PageSecret>) -> anyhow::Result<Option<KvTiers>> {
+    let host_bytes = settings.kv_host.map(|bytes| bytes.0);
+    let disk = settings.kv_disk.clone().map(|disk| KvDiskConfig {
+        folder: disk.folder,
+        bytes_max: disk.bytes_max.0,
+        write_rate: settings.kv_disk_rate.0,
+    });
+    let context = match &disk {
+        Some(disk) => format!("--kv-disk {}", disk.folder.display()),
+        None if host_bytes.is_none() => return Ok(None),
+        None => "--kv-host".to_owned(),
+    };
+    KvTiers::open(KvTiersConfig { host_bytes, disk }, secret).context(context).map(Some)
 }
 
 /// The loader for the sim device, which needs a few facts about the real model.

@@ -77,8 +77,9 @@ impl ServeSettings {
             "--replicas {replicas} of {n_ranks} ranks are more than {RANKS_MAX}"
         );
         ensure!(
-            self.worker.kv_disk.is_none() || self.coordinator.prefix_cache(),
-            "--kv-disk without the prefix cache: pages on disk are found as cached prefixes are; set only one of them"
+            (self.worker.kv_disk.is_none() && self.worker.kv_host.is_none()) || self.coordinator.prefix_cache(),
+            "--kv-disk or --kv-host without the prefix cache: their pages are found as cached prefixes are; set only \
+             one of them"
         );
         let n_workers = self.n_workers();
         self.worker = self.worker.resolved(n_workers)?;

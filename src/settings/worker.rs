@@ -30,12 +30,16 @@ pub struct WorkerSettings {
     #[arg(long, env = "LOCKSTEP_PACKED_CACHE_MAX", value_name = "BYTES", default_value = "8GiB")]
     pub packed_cache_max: ByteSize,
     /// Folder for pages of the KV cache, and its most bytes: prompts that were computed before, also by an earlier
-    /// process, are read from it. Only on CPUs
+    /// process, are read from it
     #[arg(long, env = "LOCKSTEP_KV_DISK", value_name = "DIR:BYTES")]
     pub kv_disk: Option<KvDiskChoice>,
     /// Maximum bytes per second that each worker writes to the folder of --kv-disk
     #[arg(long, env = "LOCKSTEP_KV_DISK_RATE", value_name = "BYTES", default_value = "256MiB")]
     pub kv_disk_rate: ByteSize,
+    /// Maximum bytes of host memory for pages of each GPU's KV cache: prompts whose blocks a GPU had to give up are
+    /// copied back from it. Only on GPUs
+    #[arg(long, env = "LOCKSTEP_KV_HOST", value_name = "BYTES")]
+    pub kv_host: Option<ByteSize>,
     /// When to use CUDA graphs; tokens are the same without them
     #[arg(long, env = "LOCKSTEP_CUDA_GRAPHS", value_enum, default_value = "auto")]
     pub cuda_graphs: CudaGraphs,
@@ -78,6 +82,7 @@ impl WorkerSettings {
         ensure!(threads > 0, "--threads is 0; it must be at least 1");
         ensure!(threads <= 1024, "--threads is {threads}; it must be at most 1024");
         ensure!((0.0..=1.0).contains(&self.scrub), "--scrub is {}; it must be from 0 to 1", self.scrub);
+        ensure!(self.kv_host.is_none_or(|bytes| bytes.0 > 0), "--kv-host is 0; it must be at least 1");
         ensure!(self.kv_disk_rate.0 > 0, "--kv-disk-rate is 0; it must be at least 1");
         self.threads = Some(threads);
         Ok(self)

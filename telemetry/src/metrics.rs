@@ -77,8 +77,9 @@ const ROUTE_UNSERVED: Metric = metric(
 const GRAMMARS: Metric = metric("lockstep:grammars_running", "Requests with a grammar whose masks this rank computes.");
 const REQUEST_LARGEST: Metric =
     metric("lockstep:request_tokens_largest", "Most tokens of one answered request so far, prompt and answer.");
-const GAUGES: [&Metric; 18] = [
+const GAUGES: [&Metric; 19] = [
     &KV_DISK_BYTES,
+    &KV_HOST_BYTES,
     &CERTIFICATE_ENDS,
     &CONFIG_RELOAD_OK,
     &REQUEST_LARGEST,
@@ -147,6 +148,15 @@ const KV_DISK_READ: Metric = metric(
 );
 const KV_DISK_BYTES: Metric =
     metric("lockstep:kv_disk_bytes", "Bytes of the pages in a rank's folder, when it was last measured.");
+const KV_HOST_STORED: Metric = metric(
+    "lockstep:kv_host_stored_total",
+    "Pages of the KV cache that a rank was to keep in host memory, by what became of them.",
+);
+const KV_HOST_READ: Metric = metric(
+    "lockstep:kv_host_read_total",
+    "Pages of the KV cache that a rank has read from host memory: hits, and misses by their reason.",
+);
+const KV_HOST_BYTES: Metric = metric("lockstep:kv_host_bytes", "Bytes of the pages in a rank's host memory.");
 const STEPS: Metric = metric("lockstep:steps_total", "Steps planned by the scheduler.");
 const FINISHED: Metric =
     alias("lockstep:requests_finished_total", &["vllm:request_success_total"], "Finished requests, by reason.");
@@ -226,9 +236,11 @@ const PROMPT_CACHED: Metric = metric(
     "lockstep:prompt_tokens_cached_total",
     "Prompt tokens of answered requests that came from the prefix cache.",
 );
-const COUNTERS: [&Metric; 43] = [
+const COUNTERS: [&Metric; 45] = [
     &KV_DISK_STORED,
     &KV_DISK_READ,
+    &KV_HOST_STORED,
+    &KV_HOST_READ,
     &PROMPT_CACHED,
     &SCRUBBED,
     &RECORDS,
@@ -748,6 +760,20 @@ pub fn kv_disk_read(outcome: &'static str, n: u64) {
 
 pub fn kv_disk_bytes(n_bytes: u64) {
     KV_DISK_BYTES.set(n_bytes as f64, &[]);
+}
+
+/// Pages were kept in host memory behind the pools, or dropped.
+pub fn kv_host_stored(outcome: &'static str, n: u64) {
+    KV_HOST_STORED.add(n, &[Label::from_static_parts("outcome", outcome)]);
+}
+
+/// Pages were read from host memory behind the pools; `outcome` is a hit or the reason of a miss.
+pub fn kv_host_read(outcome: &'static str, n: u64) {
+    KV_HOST_READ.add(n, &[Label::from_static_parts("outcome", outcome)]);
+}
+
+pub fn kv_host_bytes(n_bytes: u64) {
+    KV_HOST_BYTES.set(n_bytes as f64, &[]);
 }
 
 /// Drafts at one place behind the last known token were verified.

@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use types::{Finish, Grid, Layout, Request, RequestId, Token, TokenOut};
 use watched::{Seen, Watch};
-use worker::tier::{KvDisk, KvDiskConfig};
+use worker::tier::{KvDiskConfig, KvTiers, KvTiersConfig};
 use worker::{Isa, MaskConfig, ModelLoader, PeerListener, RecalledLogs, WireChoice};
 
 /// Limit for one round of requests, far beyond what any needs: a test that hangs fails.
@@ -458,11 +458,14 @@ fn start_threads(
         let (listener, isa, wire) = (Some(door), setup.isa, setup.wire);
         // With one rank per core or more, no thread spins.
         let spin = setup.grid.n_ranks() == 1;
-        let disk = |folder: &PathBuf| KvDisk::open(KvDiskConfig::new(folder.clone(), 1 << 30), None).unwrap();
+        let tiers = |folder: &PathBuf| {
+            let disk = Some(KvDiskConfig::new(folder.clone(), 1 << 30));
+            KvTiers::open(KvTiersConfig { disk, ..KvTiersConfig::default() }, None).unwrap()
+        };
         let loader = watch.around(ModelLoader {
             isa,
             wire,
-            kv_disk: setup.kv_disk.as_ref().map(disk),
+            kv_tiers: setup.kv_disk.as_ref().map(tiers),
             listener,
             spin,
             masks: setup.masks,

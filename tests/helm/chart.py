@@ -91,6 +91,8 @@ CASES = {
                        "gpu": {"dra": {"enabled": True}}}, [LWS], "1.34.0"),
     "gpu-dra-serve": ("one-node-8-gpu", {"gpu": {"dra": {"enabled": True}, "runtimeClassName": "nvidia"}}, [],
                       "1.34.0"),
+    "kv-host": (None, {**GRID, "device": "cuda", "model": PVC, "engine": {"threads": 2}, "kvHost": {"size": "64Gi"},
+                       "kvDisk": {"size": "1Ti"}}, [LWS], OLDEST),
     "kv-disk": (None, {**GRID, "kvDisk": {"size": "10Gi"}}, [LWS], OLDEST),
     "kv-disk-serve": (None, {"mode": "serve", "kvDisk": {"size": "1Ti", "claim": "pages"}}, [], OLDEST),
     "sim": (None, {"device": "sim", "replicas": 20}, [], OLDEST),

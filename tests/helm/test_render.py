@@ -131,7 +131,10 @@ REFUSED = {
     "routes without routers": (
         {"mode": "serve", "router": {"routes": {"chat": [{"version": "v1", "weight": 1}]}}}, "mode=serve"),
     "coordinators beside etcd": ({"etcd": {"mode": "own"}, "router": {"coordinators": ["a:1"]}}, "etcd.prefix"),
-    "a KV disk of GPUs": ({"device": "cuda", "kvDisk": {"size": "1Gi"}}, "device=cpu"),
+    "a KV disk without a device": ({"device": "sim", "kvDisk": {"size": "1Gi"}}, "device=cpu"),
+    "host memory of CPUs": ({"kvHost": {"size": "1Gi"}}, "device=cuda"),
+    "host memory without prefixes": ({"device": "cuda", "kvHost": {"size": "1Gi"}, "engine": {"prefixCache": False}},
+                                     "prefix cache"),
     "a KV disk without a size": ({"kvDisk": {"claim": "pages"}}, "kvDisk.size"),
     "a KV disk of no bytes": ({"kvDisk": {"size": "0Gi"}}, "size"),
     "a KV disk without prefixes": ({"kvDisk": {"size": "1Gi"}, "engine": {"zeroKv": True}}, "prefix cache"),

@@ -1,7 +1,7 @@
 //! The binary on GPUs. With a driver that runs kernels on an emulator it serves the same tokens with one rank and with
 //! two. Without a driver it reports that in one line.
 
-use crate::common::node::{BINARY, Folder, Node, answer, complete, field};
+use crate::common::node::{BINARY, Folder, Node, answer, complete, field, post};
 use crate::fake_cuda;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -75,6 +75,29 @@ fn killed_while_devices_exchange(collective: &str, log_line: &str) {
     });
     grid.until(&["a worker process ended"]);
     assert_eq!(request(), whole);
+}
+
+/// The pool has twelve blocks, room for one prompt. The pages of the first come back from host memory.
+#[test]
+fn pages_in_host_memory_come_back_to_gpus() {
+    let kernels = Folder::new("host-kernels");
+    let small = ["--kv-memory", "48KiB", "--kv-host", "8MiB"];
+    let mut node = serve(&kernels, &small);
+    let http = node.http();
+    node.until_ready(&http);
+    let complete_prompt = |prompt: &str| {
+        let request = json!({"prompt": prompt, "max_tokens": 4, "seed": 3, "temperature": 0.8, "logprobs": 2});
+        let mut answer: Value =
+            serde_json::from_str(&post(&http, &request).body_mut().read_to_string().unwrap()).unwrap();
+        let fetched = answer["usage"]["prompt_tokens_details"]["cached_tokens_fetched"].as_u64().unwrap_or(0);
+        (answer["choices"].take(), fetched)
+    };
+    let [long, other] = ["abcdefghijklmnopqrst".repeat(5), "zyxwvutsrqponmlkjihg".repeat(5)];
+    let (expected, n_fetched) = complete_prompt(&long);
+    assert_eq!(n_fetched, 0);
+    complete_prompt(&other);
+    let (again, n_fetched) = complete_prompt(&long);
+    assert!(again == expected && n_fetched >= 64, "{n_fetched} tokens from host memory: {again} {expected}");
 }
 
 #[test]

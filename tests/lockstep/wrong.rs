@@ -203,8 +203,7 @@ const TABLE: &[(&str, &str)] = &[
     ),
     (
         "serve $MODEL --kv-host 8GiB",
-        "error: --kv-host is not supported: a CPU's KV cache is in host memory; --kv-disk DIR:BYTES keeps more of it \
-         on disk{}",
+        "lockstep: --kv-host on the CPU: its KV cache is in host memory; --kv-disk DIR:BYTES keeps more of it on disk",
     ),
     (
         "serve $MODEL --kv-disk $HOME/kv",
@@ -213,8 +212,8 @@ const TABLE: &[(&str, &str)] = &[
     ),
     (
         "serve $MODEL --zero-kv --kv-disk $HOME/kv:1GiB",
-        "lockstep: --kv-disk without the prefix cache: pages on disk are found as cached prefixes are; set only one \
-         of them",
+        "lockstep: --kv-disk or --kv-host without the prefix cache: their pages are found as cached prefixes are; set \
+         only one of them",
     ),
     ("serve $MODEL --kv-disk /dev/null:1GiB", "{}lockstep: --kv-disk /dev/null: File exists"),
     (

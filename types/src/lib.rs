@@ -42,7 +42,7 @@ pub use layout::{Layout, RankPart, Shares, Stage};
 pub use leaves::Leaves;
 pub use numerics::{Activations, DeviceClass, DeviceKind, KvDtype, NumericsMode, UnknownWord};
 pub use policy::{Numerics, PolicyDigest};
-pub use request::{Goal, Priority, Request, TenantWeight};
+pub use request::{CacheHint, Goal, Priority, Request, TenantWeight};
 pub use reuse::{PrefixReuse, ReuseEnd};
 pub use sampling::{Dry, NumberRange, Penalties, Sampling, Xtc};
 pub use step::{

@@ -31,6 +31,7 @@ pub struct Request {
     /// The prefix cache may not be filled either: no other request is to find these blocks.
     pub cache_apart: bool,
     pub cache_salt: CacheSalt,
+    pub cache_hint: CacheHint,
     /// The answer that the client expects. A guess: no token depends on it.
     pub predicted: Tokens,
 }
@@ -44,6 +45,17 @@ pub enum Goal {
     Score { top_n: u8 },
     /// The prompt's hidden states, pooled.
     Pool,
+}
+
+/// What the client expects of its blocks in the prefix cache, once the request has ended. No token depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CacheHint {
+    #[default]
+    None,
+    /// They will be used again, perhaps not soon.
+    Retain,
+    /// They will not be used again.
+    Demote,
 }
 
 /// Lower is sooner. Requests of one priority are served in order of arrival.

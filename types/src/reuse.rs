@@ -7,8 +7,8 @@ pub struct PrefixReuse {
     pub ended: Option<ReuseEnd>,
     /// The position where reuse ended, or up to which the cache had more: a multiple of a block.
     pub position: u32,
-    /// How many of the reused tokens came from disk.
-    pub from_disk: u32,
+    /// How many of the reused tokens came from a tier behind the pools: host memory or disk.
+    pub fetched: u32,
 }
 
 /// Why no more of a prompt came from the prefix cache.
@@ -32,10 +32,13 @@ pub enum ReuseEnd {
     Apart,
     /// There is no prefix cache.
     Off,
+    /// A tier behind the pools should have the next block, and it did not come: its page was late, gone or damaged, or
+    /// was expected to take longer than computing it.
+    NotFetched,
 }
 
 impl ReuseEnd {
-    pub const ALL: [ReuseEnd; 9] = [
+    pub const ALL: [ReuseEnd; 10] = [
         ReuseEnd::Whole,
         ReuseEnd::FirstUse,
         ReuseEnd::Differs,
@@ -45,6 +48,7 @@ impl ReuseEnd {
         ReuseEnd::Bypassed,
         ReuseEnd::Apart,
         ReuseEnd::Off,
+        ReuseEnd::NotFetched,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -58,6 +62,7 @@ impl ReuseEnd {
             ReuseEnd::Bypassed => "bypassed",
             ReuseEnd::Apart => "apart",
             ReuseEnd::Off => "off",
+            ReuseEnd::NotFetched => "not_fetched",
         }
     }
 

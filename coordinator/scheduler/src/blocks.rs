@@ -3,13 +3,13 @@
 //! A used block with a name is full and computed, and is never written again; so it may have several holders.
 
 use crate::journal::BlockNameChange;
-use crate::lru::Lru;
+use crate::lru::{KeepClass, Lru};
 use crate::prefix::PrefixIndex;
 use crate::seen::RecentBlockNames;
 use crate::table::BlockTable;
 use alloc::vec;
 use alloc::vec::Vec;
-use types::{BlockHash, BlockId, CacheGroup};
+use types::{BlockHash, BlockId, CacheGroup, CacheHint};
 
 pub(crate) struct BlockPool {
     pub group: CacheGroup,
@@ -24,6 +24,8 @@ pub(crate) struct BlockPool {
     evicted: RecentBlockNames,
     /// The blocks that lose their names when their sequence has another full one.
     passing: Vec<bool>,
+    /// How long each block is kept when it has no holder.
+    classes: Vec<KeepClass>,
 }
 
 impl BlockPool {
@@ -39,6 +41,7 @@ impl BlockPool {
             n_evictions: 0,
             evicted: RecentBlockNames::new(),
             passing: vec![false; n_blocks as usize],
+            classes: vec![KeepClass::default(); n_blocks as usize],
         }
     }
 
@@ -126,7 +129,7 @@ impl BlockPool {
         self.index.append_names(blocks, out)
     }
 
-    /// Takes an empty block for one holder; evicts the least recently used content if no block is free.
+    /// Takes an empty block for one holder; evicts the content that is worth least if no block is free.
     pub fn take(&mut self) -> Option<BlockId> {
         let block = match self.free.pop() {
             Some(block) => block,
@@ -135,11 +138,12 @@ impl BlockPool {
         debug_assert!(self.refs[block.0 as usize] == 0 && self.name_of(block).is_none());
         self.refs[block.0 as usize] = 1;
         self.passing[block.0 as usize] = false;
+        self.classes[block.0 as usize] = KeepClass::default();
         Some(block)
     }
 
     fn evict(&mut self) -> Option<BlockId> {
-        let block = self.cached.pop_oldest()?;
+        let block = self.cached.pop()?;
         self.index.name_of(block).into_iter().for_each(|name| self.evicted.note(name, 0));
         self.index.remove(block);
         self.n_evictions += 1;
@@ -155,6 +159,8 @@ impl BlockPool {
         self.refs[block.0 as usize] += 1;
         // A request has come back to it.
         self.passing[block.0 as usize] = false;
+        let class = &mut self.classes[block.0 as usize];
+        *class = (*class).max(KeepClass::Reused);
     }
 
     /// Names a block that is full and computed, unless another block with the same content has the name. Returns
@@ -202,9 +208,17 @@ impl BlockPool {
     }
 
     /// Releases all blocks of a table, the last first: of a chain without holders the end is evicted before the blocks
-    /// that it builds on.
-    pub fn release(&mut self, table: &mut BlockTable) {
-        table.held().rev().for_each(|(_, block)| self.drop_holder(block));
+    /// that it builds on. A hint says how long they are kept; those of other requests too are not demoted.
+    pub fn release(&mut self, table: &mut BlockTable, hint: CacheHint) {
+        for (_, block) in table.held().rev() {
+            let class = &mut self.classes[block.0 as usize];
+            match hint {
+                CacheHint::Retain => *class = KeepClass::Retained,
+                CacheHint::Demote if *class == KeepClass::Once => *class = KeepClass::Demoted,
+                CacheHint::Demote | CacheHint::None => {}
+            }
+            self.drop_holder(block);
+        }
         table.clear();
     }
 
@@ -233,7 +247,7 @@ impl BlockPool {
             return;
         }
         match self.name_of(block) {
-            Some(_) => self.cached.push(block),
+            Some(_) => self.cached.push(block, self.classes[block.0 as usize]),
             None => self.free.push(block),
         }
     }
@@ -264,7 +278,7 @@ mod tests {
         let (first, second) = (table.blocks[0], table.blocks[1]);
         pool.name(first, name(0));
         pool.name(second, name(1));
-        pool.release(&mut table);
+        pool.release(&mut table, CacheHint::None);
         assert_eq!((pool.n_free(), pool.n_cached(), pool.n_used()), (2, 2, 0));
         let mut taken = take(&mut pool, 3);
         assert_eq!((pool.find(&name(0)), pool.find(&name(1))), (Some(first), None), "the end goes first");
@@ -272,7 +286,7 @@ mod tests {
         pool.share(first);
         assert_eq!(pool.take(), None);
         assert_eq!((pool.n_used(), pool.n_evictions()), (4, 1));
-        pool.release(&mut taken);
+        pool.release(&mut taken, CacheHint::None);
         assert_eq!(pool.n_available(), 3);
     }
 
@@ -282,9 +296,9 @@ mod tests {
         let block = pool.take().unwrap();
         pool.name(block, name(7));
         pool.share(block);
-        pool.release(&mut table([block]));
+        pool.release(&mut table([block]), CacheHint::None);
         assert_eq!((pool.refs(block), pool.n_used()), (1, 1));
-        pool.release(&mut table([block]));
+        pool.release(&mut table([block]), CacheHint::None);
         assert_eq!((pool.refs(block), pool.n_used(), pool.n_cached()), (0, 0, 1));
     }
 
@@ -304,7 +318,7 @@ mod tests {
             (4, 2, vec![BlockId::NONE; 2])
         );
         assert_eq!((pool.n_cached(), pool.n_free(), pool.find(&name(0))), (1, 1, Some(first)));
-        pool.release(&mut table);
+        pool.release(&mut table, CacheHint::None);
         assert_eq!((pool.n_used(), table.n_passed, table.blocks.len()), (0, 0, 0));
     }
 
@@ -314,11 +328,11 @@ mod tests {
         let (held, cached) = (pool.take().unwrap(), pool.take().unwrap());
         pool.name(held, name(1));
         pool.name(cached, name(2));
-        pool.release(&mut table([cached]));
+        pool.release(&mut table([cached]), CacheHint::None);
         (1..4).for_each(|i| pool.forget(&name(i)));
         assert_eq!((pool.find(&name(1)), pool.find(&name(2)), pool.n_named()), (None, None, 0));
         assert_eq!((pool.n_free(), pool.n_cached(), pool.refs(held)), (1, 0, 1));
-        pool.release(&mut table([held]));
+        pool.release(&mut table([held]), CacheHint::None);
         assert_eq!((pool.n_free(), pool.n_cached()), (2, 0));
     }
 
@@ -333,7 +347,7 @@ mod tests {
         assert_eq!((pool.n_committed(), pool.n_used()), (2, 2), "taken blocks stay committed");
         pool.set_committed(4);
         assert_eq!((pool.take(), pool.n_available()), (Some(BlockId(2)), 1));
-        pool.release(&mut table);
+        pool.release(&mut table, CacheHint::None);
         assert_eq!((pool.n_available(), pool.n_used(), pool.held_end()), (3, 1, 3));
         pool.set_committed(5);
         assert_eq!((pool.n_available(), pool.n_used(), pool.n_committed()), (4, 1, 5));
@@ -344,7 +358,7 @@ mod tests {
         let mut rest = take(&mut pool, 2);
         assert_eq!((pool.take(), rest.blocks.iter().all(|block| block.0 < 3)), (None, true));
         pool.name(BlockId(1), name(1));
-        pool.release(&mut rest);
+        pool.release(&mut rest, CacheHint::None);
         pool.set_committed(0);
         assert_eq!((pool.n_committed(), pool.n_cached()), (3, 1), "cached blocks stay");
     }

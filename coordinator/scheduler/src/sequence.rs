@@ -50,6 +50,8 @@ pub(crate) struct FoundPrefix {
     n_before_tier: Option<u32>,
     /// Whether the tier was read for it since it last began to wait.
     pub is_tier_read: bool,
+    /// The blocks at the front of its log that pools and tier had then.
+    pub n_in_tier: u32,
 }
 
 impl FoundPrefix {
@@ -60,7 +62,7 @@ impl FoundPrefix {
 
     /// It begins to wait: what the tier has is not known.
     pub fn forget_tier(&mut self) {
-        (self.n_before_tier, self.is_tier_read) = (None, false);
+        (self.n_before_tier, self.is_tier_read, self.n_in_tier) = (None, false, 0);
     }
 }
 
@@ -177,7 +179,7 @@ impl Sequence {
         let is_first = !core::mem::replace(&mut self.admitted, true);
         if is_first {
             self.found.n_cached = n_computed;
-            self.found.reuse.from_disk = self.found.n_before_tier.map_or(0, |n| n_computed.saturating_sub(n));
+            self.found.reuse.fetched = self.found.n_before_tier.map_or(0, |n| n_computed.saturating_sub(n));
         }
         is_first
     }

@@ -73,6 +73,9 @@ The resources of a rank's container: (dict "root" $ "ranks" 1), where `ranks` is
 {{- with .Values.kvDisk.size }}
 - {name: LOCKSTEP_KV_DISK, value: "/kv-disk:{{ . }}B"}
 {{- end }}
+{{- with .Values.kvHost.size }}
+- {name: LOCKSTEP_KV_HOST, value: "{{ . }}B"}
+{{- end }}
 {{- with .Values.workers.extraEnv }}
 {{ toYaml . }}
 {{- end }}

@@ -1,7 +1,8 @@
 //! `lockstep.v1.Inference`: translates calls for `front`. Has no knowledge of replicas.
 
-use crate::doors::SESSION;
 use crate::doors::call::{call_deadline, status, tenant};
+use crate::doors::{CACHE_HINT, SESSION};
+use crate::http::fields::cache_hint;
 use proto::v1;
 use proto::v1::generate_reply;
 use proto::v1::generate_request::Input;
@@ -125,7 +126,9 @@ impl InferenceService {
     fn parse_generate_request(&self, request: Request<v1::GenerateRequest>) -> Result<ParsedRequest, Refusal> {
         let tenant = self.tenant(request.metadata())?;
         let call = call_deadline(request.metadata())?;
-        let session = request.metadata().get(SESSION).and_then(|value| value.to_str().ok()).map(hashed);
+        let plain = |name: &str| request.metadata().get(name).and_then(|value| value.to_str().ok());
+        let session = plain(SESSION).map(hashed);
+        let cache_hint = plain(CACHE_HINT).map(cache_hint).transpose()?.unwrap_or_default();
         let request = request.into_inner();
         let input = request.input.ok_or_else(|| Refusal::invalid("input", "must be text, chat or token_ids"))?;
         if request.choice == u32::MAX {
@@ -140,6 +143,7 @@ impl InferenceService {
             deadline: [call, deadline_after(request.deadline_ms)].into_iter().flatten().min(),
             tenant,
             session,
+            cache_hint,
             resume: request.resume.map(resume).transpose()?,
             certificate: request.certificate,
             needs_progress: request.progress,

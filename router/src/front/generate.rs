@@ -120,8 +120,8 @@ impl Frontend {
         trace: &TracedSpan,
     ) -> Result<(PreparedRequest, Option<Resume>), Refusal> {
         let ParsedRequest { model, prompts, n_choices, first_choice, mut purpose, tenant, resume, .. } = parsed;
-        let (certified, cache_salt, echo, truncation) =
-            (parsed.certificate, parsed.cache_salt, parsed.echo, parsed.truncation);
+        let (certified, echo, truncation) = (parsed.certificate, parsed.echo, parsed.truncation);
+        let (cache_salt, cache_hint) = (parsed.cache_salt, parsed.cache_hint);
         let resume = resume.map(|resume| self.complete_digest(resume));
         let handle = resume.as_ref().map(|resume| &resume.handle.unchecked);
         let (by, seed) = match handle {
@@ -157,8 +157,8 @@ impl Frontend {
             None => None,
         };
         drop((preparing, parsed.body));
-        let base_request =
-            Request { grammar, tenant, weight: tenant_of.weight(), priority, cache_salt, ..base_request };
+        let weight = tenant_of.weight();
+        let base_request = Request { grammar, tenant, weight, priority, cache_salt, cache_hint, ..base_request };
         let numbers = first_choice..first_choice + n_choices;
         let prepared = PreparedRequest {
             prompts: read,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
-use types::{CacheSalt, Goal, Request, Sampling, TenantId, Tokens};
+use types::{CacheHint, CacheSalt, Goal, Request, Sampling, TenantId, Tokens};
 
 /// A request as a face has parsed it.
 pub struct ParsedRequest {
@@ -35,6 +35,7 @@ pub struct ParsedRequest {
     pub certificate: bool,
     pub priority: i32,
     pub cache_salt: CacheSalt,
+    pub cache_hint: CacheHint,
     pub deadline: Option<Instant>,
     pub tenant: TenantId,
     /// Requests with the same session belong together.
@@ -63,6 +64,7 @@ impl Default for ParsedRequest {
             certificate: false,
             priority: 0,
             cache_salt: CacheSalt::default(),
+            cache_hint: CacheHint::None,
             deadline: None,
             tenant: TenantId::default(),
             session: None,

@@ -20,8 +20,8 @@ pub use ops::{
     Attention, AttentionCall, AttentionHeads, BatchLimits, BlockMemory, ChangeBlocks, Clamp, ConvolutionCall,
     ConvolvedChannels, Device, Draw, DrawError, DrawMask, DrawsInFlight, ElementOp, Expert, ExpertStack, Experts,
     FillPiece, Gate, HeadNorms, KvPages, KvSpec, Linear, MatrixShape, Memory, MlpActivation, PACKED_PIECE_BYTES,
-    PackedBytes, PassStats, Pointwise, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, RopeStyle,
-    Routing, RunOutcome, Sample, ScoreRequest, Scoring, StateRule, Weights, WritePage,
+    PackedBytes, PageCopy, PageMover, PassStats, Pointwise, Recurrence, RecurrenceCall, RecurrentHeads,
+    RecurrentWeights, RopeStyle, Routing, RunOutcome, Sample, ScoreRequest, Scoring, StateRule, Weights, WritePage,
 };
 pub use pass::{Batch, BlockTables, GroupBlockTables, Pass, PassSlice, Rows};
 pub use stored::StoredMatrix;

@@ -11,7 +11,7 @@ use crate::runner::masks::MaskConfig;
 use crate::runner::model_part::{Kept, ModelPart, load_failed, load_part};
 use crate::runner::model_runner::ModelRunner;
 use crate::runner::refused;
-use crate::tier::KvDisk;
+use crate::tier::KvTiers;
 use backend::Device;
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
@@ -66,8 +66,8 @@ pub struct ModelLoader {
     pub scrubber: Option<Scrubber>,
     /// The files of packed weights; None packs at every start. Only for the CPU.
     pub packed_cache: Option<PackedCache>,
-    /// The folder of pages behind the pools. Only for the CPU.
-    pub kv_disk: Option<KvDisk>,
+    /// What is behind the pools.
+    pub kv_tiers: Option<KvTiers>,
 }
 
 impl ModelLoader {
@@ -92,7 +92,7 @@ impl ModelLoader {
             recalled: None,
             scrubber: None,
             packed_cache: None,
-            kv_disk: None,
+            kv_tiers: None,
         }
     }
 
@@ -157,14 +157,14 @@ impl ModelLoader {
                 let config = self.cpu(assignment.activations);
                 let open = || Cpu::new(config).map_err(load_failed(assignment));
                 let (scrubber, packed_cache) = (self.scrubber.as_ref(), self.packed_cache.as_ref());
-                let kv_disk = self.kv_disk.as_ref();
-                let kept = Kept { weight_cache: &self.weight_cache, scrubber, packed_cache, kv_disk };
+                let kv_tiers = self.kv_tiers.as_ref();
+                let kept = Kept { weight_cache: &self.weight_cache, scrubber, packed_cache, kv_tiers };
                 Ok(boxed(load_part(open, kept, assignment, part, cancel)?))
             }
             ComputeDevice::Cuda { ordinal, cache } => {
                 let open = || self.cuda(*ordinal, cache.as_deref(), assignment);
-                let kv_disk = self.kv_disk.as_ref();
-                let kept = Kept { weight_cache: &self.weight_cache, scrubber: None, packed_cache: None, kv_disk };
+                let kv_tiers = self.kv_tiers.as_ref();
+                let kept = Kept { weight_cache: &self.weight_cache, scrubber: None, packed_cache: None, kv_tiers };
                 Ok(boxed(load_part(open, kept, assignment, part, cancel)?))
             }
         }

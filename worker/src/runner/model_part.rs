@@ -13,7 +13,7 @@ use crate::runner::guesses::{DraftCost, LearnedDraftCost};
 use crate::runner::kv_commit::KvPoolMemory;
 use crate::runner::mtp::MtpRunner;
 use crate::runner::sequences::SequenceLimits;
-use crate::tier::{KvDisk, PagedPart, RankTier};
+use crate::tier::{KvTiers, PagedPart, RankTier};
 use backend::{Device, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::{CancelFlag, ChunkLimits, ExchangeLimits};
@@ -29,7 +29,7 @@ pub(super) struct ModelPart<D: Device + 'static> {
     pub kv_commit: Option<KvPoolMemory>,
     pub draft_model: Option<DraftModelRunner<D>>,
     pub mtp: Option<MtpRunner<D>>,
-    /// The disk behind the pools.
+    /// What is behind the pools.
     pub tier: Option<RankTier>,
     pub limits: SequenceLimits,
     pub direct: ExchangeLimits,
@@ -41,13 +41,13 @@ pub(super) struct Kept<'a> {
     pub weight_cache: &'a WeightCache,
     pub scrubber: Option<&'a Scrubber>,
     pub packed_cache: Option<&'a PackedCache>,
-    pub kv_disk: Option<&'a KvDisk>,
+    pub kv_tiers: Option<&'a KvTiers>,
 }
 
 /// Loads a rank's part, on any device.
 pub(super) fn load_part<D: Device + 'static>(
     open: impl Fn() -> Result<D, LoadError>,
-    Kept { weight_cache, scrubber, packed_cache, kv_disk }: Kept<'_>,
+    Kept { weight_cache, scrubber, packed_cache, kv_tiers }: Kept<'_>,
     assignment: &Assignment,
     part: &RankPart,
     cancel: &CancelFlag,
@@ -74,15 +74,15 @@ pub(super) fn load_part<D: Device + 'static>(
     let kv = KvCache::new(device, &specs).map_err(load_failed(assignment))?;
     let draft_model = held.draft.as_ref().map(|draft| draft_runner(draft, assignment)).transpose()?;
     let mtp = held.mtp.as_ref().map(|head| mtp_runner(&held.device, head, assignment)).transpose()?;
-    if kv_disk.is_some() && assignment.zero_kv {
-        return Err(Unsupported("--kv-disk with --zero-kv, which keeps nothing of a request").into());
+    if kv_tiers.is_some() && assignment.zero_kv {
+        return Err(Unsupported("--kv-disk or --kv-host with --zero-kv, which keeps nothing of a request").into());
     }
-    let tier = kv_disk.map(|disk| {
+    let tier = kv_tiers.map(|tiers| {
         let heads = model::kv_heads(spec, part, device.class());
         let paged = PagedPart { part, heads, specs: &specs };
-        disk.rank_tier(policy, assignment.epoch, paged, device, &kv)
+        tiers.rank_tier(policy, assignment.epoch, paged, device, &kv)
     });
-    let tier = tier.transpose()?;
+    let tier = tier.transpose().map_err(load_failed(assignment))?;
     let lengths = (assignment.context, assignment.batch_tokens_max);
     let kv_commit = KvPoolMemory::new(kv.block_memories(device), &specs, &limits.groups, lengths);
     let (weight_bytes, weights) = (held.model.weight_bytes() as u64, held.model.piece_runs().to_vec());

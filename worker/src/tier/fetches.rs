@@ -1,12 +1,12 @@
 //! The threads that read pages into blocks, beside the steps.
 
-use crate::tier::folder::{PageFolder, PageMiss};
+use crate::tier::folder::PageMiss;
+use crate::tier::pages::GroupPages;
 use backend::WritePage;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-use telemetry::metrics;
 use types::{Epoch, FetchDone, FetchId, Page};
 
 /// Threads that read: a disk answers several requests at once, and hashing takes as long as reading from memory.
@@ -15,19 +15,14 @@ const N_READERS: usize = 2;
 /// Sends the answer to a fetch to the coordinator.
 pub type ReportFetch = Arc<dyn Fn(FetchDone) + Send + Sync>;
 
-/// A rank's part of the pages of one cache group.
-pub(super) struct GroupPages {
-    /// Its pages have no bytes where the rank has no layer or head of the group.
-    pub folder: Arc<PageFolder>,
-    pub write: WritePage,
-}
-
 /// A fetch whose pages are being read.
 pub(super) struct FetchJob {
     pub epoch: Epoch,
     pub id: FetchId,
     pub pages: Vec<Page>,
-    pub groups: Arc<Vec<GroupPages>>,
+    pub groups: Vec<Arc<GroupPages>>,
+    /// What writes the blocks of each group; none if the device has failed.
+    writers: Vec<Option<WritePage>>,
     pub report: Option<ReportFetch>,
     begun: Instant,
     progress: Mutex<JobProgress>,
@@ -46,10 +41,11 @@ impl FetchJob {
         epoch: Epoch,
         id: FetchId,
         pages: Vec<Page>,
-        groups: Arc<Vec<GroupPages>>,
+        groups: Vec<Arc<GroupPages>>,
         report: Option<ReportFetch>,
     ) -> FetchJob {
-        FetchJob { epoch, id, pages, groups, report, begun: Instant::now(), progress: Mutex::default() }
+        let writers = groups.iter().map(|group| group.mover.writer().ok()).collect();
+        FetchJob { epoch, id, pages, groups, writers, report, begun: Instant::now(), progress: Mutex::default() }
     }
 
     /// From the return of this on, no block of the fetch is written.
@@ -67,24 +63,23 @@ impl FetchJob {
             return;
         }
         let Page { key, block } = self.pages[i];
-        let read = match self.groups.get(usize::from(key.group)) {
-            Some(group) if group.folder.n_bytes() == 0 => Ok(None),
-            Some(group) => {
-                page.resize(group.folder.n_bytes(), 0);
-                group.folder.read(&key, page, head).map(|()| Some(group))
+        let at = usize::from(key.group);
+        let read = match (self.groups.get(at), self.writers.get(at)) {
+            (Some(group), _) if group.n_bytes == 0 => Ok(None),
+            (Some(group), Some(Some(write))) => {
+                page.resize(group.n_bytes, 0);
+                group.read(&key, page, head).map(|()| Some(write))
             }
-            None => Err(PageMiss::Absent),
+            _ => Err(PageMiss::Absent),
         };
-        metrics::kv_disk_read(read.as_ref().map_or_else(|miss| miss.name(), |_| "hit"), 1);
         let mut progress = self.lock();
         if progress.is_cancelled {
             return;
         }
-        match read {
-            // Under the lock, so that a cancelled fetch writes nothing.
-            Ok(Some(group)) => (group.write)(block, page),
-            Ok(None) => {}
-            Err(_) => progress.missing.push(i as u32),
+        // Under the lock, so that a cancelled fetch writes nothing.
+        let is_there = read.is_ok_and(|write| write.is_none_or(|write| write(block, page).is_ok()));
+        if !is_there {
+            progress.missing.push(i as u32);
         }
         progress.n_done += 1;
         if progress.n_done == self.pages.len() {

@@ -135,6 +135,7 @@ impl PageFolder {
         PageFolder { folder: pages_folder(folder).join(&place), secret, place, shape }
     }
 
+    #[cfg(test)]
     pub fn n_bytes(&self) -> usize {
         self.shape.n_bytes()
     }
@@ -231,10 +232,25 @@ impl PageFolder {
     }
 
     fn hash(&self, (key, head): (&PageKey, u32), bytes: &[u8]) -> blake3::Hash {
+        PageHash { secret: &self.secret, place: &self.place, key }.of(Some(head), bytes)
+    }
+}
+
+/// The hash of a page, which covers its place beside its bytes.
+pub struct PageHash<'a> {
+    pub secret: &'a PageSecret,
+    pub place: &'a str,
+    pub key: &'a PageKey,
+}
+
+impl PageHash<'_> {
+    /// `head` is none for the bytes of all heads of a rank, which are then part of the place.
+    pub fn of(&self, head: Option<u32>, bytes: &[u8]) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret.0);
         hasher.update(&(self.place.len() as u64).to_le_bytes()).update(self.place.as_bytes());
-        hasher.update(&[key.group]).update(&key.name.0).update(&head.to_le_bytes()).update(bytes);
-        hasher.finalize()
+        hasher.update(&[self.key.group]).update(&self.key.name.0);
+        head.iter().for_each(|head| _ = hasher.update(&head.to_le_bytes()));
+        hasher.update(bytes).finalize()
     }
 }
 

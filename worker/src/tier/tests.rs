@@ -1,8 +1,12 @@
 //! Pages in files: damaged, swapped and foreign ones are misses, and the folder keeps its limit.
 
 use super::evictor::evict;
-use super::fetches::{FetchJob, GroupPages, PageReaders};
+use super::fetches::{FetchJob, PageReaders};
 use super::folder::{PageFolder, PageMiss, PageSecret, PageShape, entries, open_secret, pages_folder};
+use super::host::HostPages;
+use super::pages::{GroupPages, HostPart};
+use super::stores::{KvDiskConfig, PageChange, StoreQueue};
+use backend::{PageCopy, PageMover, WritePage};
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
@@ -186,19 +190,45 @@ fn old_pages_and_those_of_other_policies_go_first() {
     assert_eq!(evict(&folder.0, "policy", 0).unwrap(), None);
 }
 
-/// A fetch of pages 1 to 4 of two groups. Returns the blocks written, and the answer if there is one.
-fn fetch(folder: &TestFolder, cancel: bool) -> (Vec<(u32, Vec<u8>)>, Option<FetchDone>) {
-    let written = Arc::new(Mutex::new(Vec::new()));
-    let group = |heads| {
-        let written = written.clone();
-        let write = move |block: BlockId, page: &[u8]| written.lock().unwrap().push((block.0, page.to_vec()));
-        GroupPages { folder: Arc::new(folder.pages_of(SECRET, "policy", heads)), write: Box::new(write) }
-    };
+/// Blocks that were written, with their content.
+type WrittenBlocks = Arc<Mutex<Vec<(u32, Vec<u8>)>>>;
+
+/// Writes blocks to a list.
+struct ListMover(WrittenBlocks);
+
+impl PageMover for ListMover {
+    fn block_bytes(&self) -> usize {
+        500
+    }
+
+    fn copy(&self, block: BlockId) -> Option<PageCopy> {
+        Some(Box::new(move || Ok(bytes(block.0 as u8))))
+    }
+
+    fn writer(&self) -> backend::Result<WritePage> {
+        let written = self.0.clone();
+        Ok(Box::new(move |block, page| {
+            written.lock().unwrap().push((block.0, page.to_vec()));
+            Ok(())
+        }))
+    }
+}
+
+fn group(folder: &TestFolder, heads: Range<u32>, host: Option<HostPart>, written: &WrittenBlocks) -> Arc<GroupPages> {
+    let pages = folder.pages_of(SECRET, "policy", heads);
+    let n_bytes = pages.n_bytes();
+    Arc::new(GroupPages { n_bytes, mover: Box::new(ListMover(written.clone())), host, folder: Some(pages) })
+}
+
+/// A fetch of pages 1 to 4 of two groups, the first also in host memory. Returns the blocks written, and the answer if
+/// there is one.
+fn fetch(folder: &TestFolder, host: Option<HostPart>, cancel: bool) -> (Vec<(u32, Vec<u8>)>, Option<FetchDone>) {
+    let written = WrittenBlocks::default();
     let pages = (1..5).map(|n| Page { key: key(n), block: BlockId(n.into()) }).collect();
     let (sent, answers) = channel();
     let report = Arc::new(move |done: FetchDone| sent.send(done).unwrap());
     // The rank has no head of the second group.
-    let groups = Arc::new(vec![group(0..1), group(0..0)]);
+    let groups = vec![group(folder, 0..1, host, &written), group(folder, 0..0, None, &written)];
     let job = Arc::new(FetchJob::new(Epoch::default(), FetchId(3), pages, groups, Some(report)));
     if cancel {
         job.cancel();
@@ -207,7 +237,8 @@ fn fetch(folder: &TestFolder, cancel: bool) -> (Vec<(u32, Vec<u8>)>, Option<Fetc
     readers.begin(&job);
     drop(job);
     let done = answers.recv_timeout(Duration::from_millis(if cancel { 100 } else { 10_000 })).ok();
-    let written = std::mem::take(&mut *written.lock().unwrap());
+    let mut written = std::mem::take(&mut *written.lock().unwrap());
+    written.sort();
     (written, done.map(|done| FetchDone { micros: 0, ..done }))
 }
 
@@ -215,7 +246,37 @@ fn fetch(folder: &TestFolder, cancel: bool) -> (Vec<(u32, Vec<u8>)>, Option<Fetc
 fn a_fetch_writes_what_is_sound_and_reports_the_rest() {
     let folder = TestFolder::new("fetch");
     folder.pages(SECRET, "policy").write(&key(2), &bytes(2)).unwrap();
-    let done = FetchDone { id: FetchId(3), missing: vec![3], ..FetchDone::default() };
-    assert_eq!(fetch(&folder, false), (vec![(2, bytes(2))], Some(done)));
-    assert_eq!(fetch(&folder, true), (vec![], None), "a cancelled fetch writes nothing");
+    let done = |missing| Some(FetchDone { id: FetchId(3), missing, ..FetchDone::default() });
+    assert_eq!(fetch(&folder, None, false), (vec![(2, bytes(2))], done(vec![3])));
+    assert_eq!(fetch(&folder, None, true), (vec![], None), "a cancelled fetch writes nothing");
+    // Page 4 is in host memory, and then damaged there.
+    let (pages, part): (_, Arc<str>) = (Arc::new(HostPages::new(1 << 20, SECRET)), "part".into());
+    let host = || Some(HostPart { pages: pages.clone(), part: part.clone() });
+    assert!(pages.insert(&part, &key(4), &bytes(4)));
+    assert_eq!(fetch(&folder, host(), false), (vec![(2, bytes(2)), (4, bytes(4))], done(vec![])));
+    pages.damage(&part, &key(4));
+    assert_eq!(fetch(&folder, host(), false), (vec![(2, bytes(2))], done(vec![3])));
+}
+
+/// What a step stores is in all tiers, and what it removes in none.
+#[test]
+fn pages_go_through_host_memory_to_the_folder() {
+    let folder = TestFolder::new("both");
+    let (pages, part): (_, Arc<str>) = (Arc::new(HostPages::new(1 << 20, SECRET)), "part".into());
+    let host = HostPart { pages: pages.clone(), part: part.clone() };
+    let group = group(&folder, 0..1, Some(host), &WrittenBlocks::default());
+    let stores = StoreQueue::start(true, Some(KvDiskConfig::new(folder.0.clone(), 1 << 20))).unwrap();
+    for n in 1..9 {
+        let page = group.mover.copy(BlockId(n.into())).unwrap();
+        let (pages, policy, key) = (group.clone(), "policy".into(), key(n));
+        stores.push_page(1000, || Some(PageChange::Store { pages, policy, key, page }));
+    }
+    stores.remove(&group, &key(4));
+    drop(stores);
+    let read_all = |n| group.host.as_ref().unwrap().pages.read(&part, &key(n), &mut [0; 1000]).is_ok();
+    let in_folder = folder.pages(SECRET, "policy");
+    for n in 1..9 {
+        assert_eq!((read_all(n), read(&in_folder, n).is_ok()), (n != 4, n != 4), "{n}");
+    }
+    assert_eq!((group.keys(0).len(), group.keys(1).len()), (3, 4));
 }

@@ -24,4 +24,5 @@ mod model_runner;
 mod mtp;
 mod packed;
 mod session;
+mod tiers;
 mod windows;

@@ -125,8 +125,9 @@ impl BlockPools {
     /// Releases all blocks of a sequence that ends or makes way.
     pub fn release(&mut self, sequence: &mut Sequence) {
         self.keep_last_state(sequence);
+        let hint = sequence.request.cache_hint;
         for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
-            pool.release(table);
+            pool.release(table, hint);
         }
         sequence.set_n_entries(0);
     }

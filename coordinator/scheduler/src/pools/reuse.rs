@@ -10,7 +10,9 @@ use crate::table::BlockTable;
 use crate::tier::FetchInFlight;
 use alloc::vec;
 use alloc::vec::Vec;
-use types::{BLOCK_TOKENS, BlockHash, FetchDone, FetchId, Goal, Micros, Page, PageKey, PrefixReuse, ReuseEnd};
+use types::{
+    BLOCK_TOKENS, BlockHash, CacheHint, FetchDone, FetchId, Goal, Micros, Page, PageKey, PrefixReuse, ReuseEnd,
+};
 
 impl BlockPools {
     /// Returns how many blocks at the front of its log need not be computed: each pool has the blocks that a query
@@ -125,7 +127,7 @@ impl BlockPools {
     }
 
     fn release_fetch(&mut self, fetch: &mut FetchInFlight) {
-        self.pools.iter_mut().zip(&mut fetch.tables).for_each(|(pool, table)| pool.release(table));
+        self.pools.iter_mut().zip(&mut fetch.tables).for_each(|(pool, table)| pool.release(table, CacheHint::None));
     }
 
     /// Why this sequence begins behind `n_hits` blocks, and no more. Full groups know `n_branch` of them.
@@ -138,10 +140,11 @@ impl BlockPools {
             () if sequence.request.cache_bypass || sequence.request.goal != Goal::Generate => Some(ReuseEnd::Bypassed),
             () if n_sharable == 0 => Some(ReuseEnd::FirstUse),
             () if n_hits == n_sharable => Some(ReuseEnd::Whole),
+            () if sequence.found.n_in_tier > n_hits => Some(ReuseEnd::NotFetched),
             () => None,
         };
         let ended = refused.unwrap_or_else(|| self.reuse_end(sequence, n_hits, n_known));
-        PrefixReuse { ended: Some(ended), position: n_known * BLOCK_TOKENS, from_disk: 0 }
+        PrefixReuse { ended: Some(ended), position: n_known.max(sequence.found.n_in_tier) * BLOCK_TOKENS, fetched: 0 }
     }
 
     fn reuse_end(&mut self, sequence: &mut Sequence, n_hits: u32, n_known: u32) -> ReuseEnd {

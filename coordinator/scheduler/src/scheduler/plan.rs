@@ -289,6 +289,7 @@ impl Scheduler {
             return false;
         }
         sequence.found.is_tier_read = true;
+        sequence.found.n_in_tier = n_found;
         let nanos = prefill_nanos(&self.costs, computed.clone(), self.config.slice_max());
         if !self.pools.tier.is_worth(self.pools.n_pages_lacking(sequence, n_found), nanos) {
             self.counters.fetches_refused += 1;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod by_hand;
+mod keeping;
 mod pace;
 mod pipelining;
 mod planning;

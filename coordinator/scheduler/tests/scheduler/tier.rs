@@ -3,8 +3,8 @@
 use super::by_hand::{apply, plan, request, run_out};
 use scheduler::{Config, RequestOutput, Scheduler, WorkerLoss};
 use types::{
-    CacheGroup, Epoch, Failure, FetchDone, Micros, Page, PageFetch, PageKey, RequestId, SliceDone, Step, StepDone,
-    TokenOut, Want,
+    CacheGroup, Epoch, Failure, FetchDone, Micros, Page, PageFetch, PageKey, PrefixReuse, RequestId, ReuseEnd,
+    SliceDone, Step, StepDone, TokenOut, Want,
 };
 
 const PAGES_MAX: u32 = 1 << 12;
@@ -106,7 +106,7 @@ fn an_evicted_prompt_is_fetched_and_not_computed() {
     assert_eq!(&step.blocks[..6], fetch.pages.iter().map(|page| page.block).collect::<Vec<_>>());
     let mut out: Vec<RequestOutput> = Vec::new();
     scheduler.apply(&step_done(&step, None), Micros(0), &mut out).unwrap();
-    assert_eq!((out[0].n_cached, out[0].reuse.from_disk), (96, 96));
+    assert_eq!((out[0].n_cached, out[0].reuse.fetched), (96, 96));
     run_out(&mut scheduler);
     let stats = scheduler.stats();
     assert_eq!((stats.fetches, stats.pages_fetched, stats.pages_missing, stats.blocks_used), (1, 6, 0, 0));
@@ -126,7 +126,7 @@ fn only_what_the_pools_lack_is_fetched() {
     assert_eq!(step.slices[0].range.start, 176);
     let mut out: Vec<RequestOutput> = Vec::new();
     scheduler.apply(&step_done(&step, None), Micros(0), &mut out).unwrap();
-    assert_eq!((out[0].n_cached, out[0].reuse.from_disk), (176, 96));
+    assert_eq!((out[0].n_cached, out[0].reuse.fetched), (176, 96));
 }
 
 #[test]
@@ -171,8 +171,16 @@ fn pages_before_a_missing_one_are_a_hit() {
     scheduler.submit(request(3, 0..100, 1), Micros(0)).unwrap();
     let fetch = plan_fetch(&mut scheduler);
     answer(&mut scheduler, &fetch, &[2], 100);
-    assert_eq!(plan_start(&mut scheduler, 3), 32);
-    let stored_again: Vec<PageKey> = run_out(&mut scheduler).iter().flat_map(|step| keys(&step.tier.stores)).collect();
+    let step = plan(&mut scheduler).unwrap();
+    assert_eq!(step.slices[0].range.start, 32);
+    scheduler.apply(&step_done(&step, None), Micros(0), &mut Vec::new()).unwrap();
+    let last = plan(&mut scheduler).unwrap();
+    let mut out: Vec<RequestOutput> = Vec::new();
+    scheduler.apply(&step_done(&last, None), Micros(0), &mut out).unwrap();
+    let reuse = PrefixReuse { ended: Some(ReuseEnd::NotFetched), position: 96, fetched: 32 };
+    assert_eq!(out[0].reuse, reuse, "of six blocks two came");
+    let later = run_out(&mut scheduler);
+    let stored_again: Vec<PageKey> = [last].iter().chain(&later).flat_map(|step| keys(&step.tier.stores)).collect();
     assert_eq!(stored_again, [stored[2]], "only the missing page is stored again");
     assert_eq!((scheduler.stats().pages_fetched, scheduler.stats().pages_missing), (5, 1));
 }

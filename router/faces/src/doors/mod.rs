@@ -15,3 +15,5 @@ pub mod unread;
 
 /// The header of a request's session, over HTTP and gRPC.
 pub const SESSION: &str = "x-session-id";
+/// A header beside the field `cache_hint`.
+pub const CACHE_HINT: &str = "x-cache-hint";

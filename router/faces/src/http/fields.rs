@@ -14,7 +14,7 @@ use router::front::sampling_defaults;
 use router::refusal::Refusal;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
-use types::CacheSalt;
+use types::{CacheHint, CacheSalt};
 
 /// Fields that name a session. The first one present counts.
 const SESSION_FIELDS: [&str; 3] = ["session_id", "prompt_cache_key", "user"];
@@ -264,6 +264,11 @@ impl Fields {
         self.0.entry(SESSION_FIELDS[0]).or_insert_with(|| session.into());
     }
 
+    /// Sets the hint for the prefix cache from the request's header, unless the body has one.
+    pub fn set_default_cache_hint(&mut self, hint: String) {
+        self.0.entry("cache_hint").or_insert_with(|| hint.into());
+    }
+
     /// Reads `truncate_prompt_tokens`, in which -1 keeps as many tokens as there is room for, and `truncation_side`,
     /// the side at which tokens are dropped. The default is `side`.
     pub fn truncation(&mut self, side: CutSide) -> Result<Option<Truncation>, Refusal> {
@@ -303,6 +308,17 @@ impl Fields {
             Some(text) if (1..=CACHE_SALT_BYTES_MAX).contains(&text.len()) => Ok(CacheSalt::of(&text)),
             Some(_) => Err(Refusal::invalid("cache_salt", format!("must have 1 to {CACHE_SALT_BYTES_MAX} bytes"))),
         }
+    }
+
+    /// Reads `cache_hint`, or else whether OpenAI's or Anthropic's field asks for a long retention.
+    pub fn cache_hint(&mut self) -> Result<CacheHint, Refusal> {
+        if let Some(hint) = self.string("cache_hint")? {
+            return cache_hint(&hint);
+        }
+        let retention = self.get("prompt_cache_retention").and_then(Value::as_str);
+        let ttl = self.get("cache_control").and_then(|control| control["ttl"].as_str());
+        let is_long = retention == Some("24h") || ttl == Some("1h");
+        Ok(if is_long { CacheHint::Retain } else { CacheHint::None })
     }
 
     /// Reads `deadline_ms`, as in `lockstep.v1`: after this many milliseconds the request ends or is refused.
@@ -397,6 +413,15 @@ fn limit_penalties(sampling: &mut v1::Sampling, last_n: Option<i64>) -> Result<(
     Ok(())
 }
 
+/// Reads a hint for the prefix cache.
+pub fn cache_hint(text: &str) -> Result<CacheHint, Refusal> {
+    match text {
+        "retain" => Ok(CacheHint::Retain),
+        "demote" => Ok(CacheHint::Demote),
+        other => Err(Refusal::invalid("cache_hint", format!("must be `retain` or `demote`, got `{other}`"))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -453,6 +478,23 @@ mod tests {
         assert_eq!(session(r#"{"session_id": "mine"}"#, Some("other")), mine);
         assert_eq!(session(r#"{"user": "me"}"#, Some("mine")), mine);
         assert_eq!(session(r#"{"session_id": 5}"#, None), None);
+    }
+
+    #[test]
+    fn a_hint_for_the_cache_is_the_bodys_or_the_headers_or_another_servers() {
+        let hint = |body: &str, header: Option<&str>| {
+            let mut fields = Fields::parse(body.as_bytes()).unwrap();
+            header.into_iter().for_each(|header| fields.set_default_cache_hint(header.to_owned()));
+            fields.cache_hint().map_err(|refusal| refusal.to_string())
+        };
+        assert_eq!(hint("{}", None), Ok(CacheHint::None));
+        assert_eq!(hint(r#"{"cache_hint": "demote"}"#, Some("retain")), Ok(CacheHint::Demote));
+        assert_eq!(hint(r#"{"prompt_cache_retention": "24h"}"#, None), Ok(CacheHint::Retain));
+        assert_eq!(hint(r#"{"prompt_cache_retention": "in_memory"}"#, Some("retain")), Ok(CacheHint::Retain));
+        assert_eq!(hint(r#"{"cache_control": {"type": "ephemeral", "ttl": "1h"}}"#, None), Ok(CacheHint::Retain));
+        assert_eq!(hint(r#"{"cache_control": {"type": "ephemeral", "ttl": "5m"}}"#, None), Ok(CacheHint::None));
+        let refused = hint("{}", Some("pin")).unwrap_err();
+        assert!(refused.contains("cache_hint") && refused.contains("`retain` or `demote`"), "{refused}");
     }
 
     #[test]

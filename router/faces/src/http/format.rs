@@ -273,8 +273,8 @@ pub fn add_reuse(to: &mut Value, reuse: PrefixReuse) {
     if let Some(ended) = reuse.ended {
         to["reuse_ended"] = json!({ "reason": ended.name(), "position": reuse.position });
     }
-    if reuse.from_disk > 0 {
-        to["cached_tokens_from_disk"] = reuse.from_disk.into();
+    if reuse.fetched > 0 {
+        to["cached_tokens_fetched"] = reuse.fetched.into();
     }
 }
 

@@ -1,7 +1,7 @@
 //! A client's request to a page: the JSON object of the body, read within its limits, and the headers that matter. Has
 //! no knowledge of any page's own fields.
 
-use crate::doors::SESSION;
+use crate::doors::{CACHE_HINT, SESSION};
 use crate::http::error::HttpError;
 use crate::http::fields::{Fields, StreamOptions};
 use crate::http::packed::{BodyEncoding, decompress_gzip};
@@ -40,10 +40,10 @@ impl ApiRequest {
         limits: &RouterLimits,
     ) -> Result<ParsedRequest, Refusal> {
         let certificate = self.fields.boolean("certificate")?.unwrap_or(false);
-        let cache_salt = self.fields.cache_salt()?;
+        let (cache_salt, cache_hint) = (self.fields.cache_salt()?, self.fields.cache_hint()?);
         let (session, resume) = (self.fields.session(), self.resume(streaming, limits)?);
         let ApiRequest { tenant, body, .. } = self;
-        Ok(ParsedRequest { tenant, session, resume, certificate, cache_salt, body, ..parsed })
+        Ok(ParsedRequest { tenant, session, resume, certificate, cache_salt, cache_hint, body, ..parsed })
     }
 
     /// The same for pages whose streams carry no positions.
@@ -113,7 +113,7 @@ pub async fn read(front: &Frontend, request: Request) -> Result<ApiRequest, Http
     // A header that is not text is not a valid handle either, and is refused like one.
     let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).trim().to_owned();
     let last_event_id = request.headers().get("last-event-id").map(text).unwrap_or_default();
-    let session = request.headers().get(SESSION).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let (session, cache_hint) = (plain_header(request.headers(), SESSION), plain_header(request.headers(), CACHE_HINT));
     let declared = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     if declared.is_some_and(|length| length > limits.body_discarded_max) {
         return Err(HttpError::too_large(limits.body_bytes_max));
@@ -129,7 +129,14 @@ pub async fn read(front: &Frontend, request: Request) -> Result<ApiRequest, Http
     if let Some(session) = session {
         fields.set_default_session(session);
     }
+    if let Some(hint) = cache_hint {
+        fields.set_default_cache_hint(hint);
+    }
     Ok(ApiRequest { fields, tenant, last_event_id, body })
+}
+
+fn plain_header(headers: &HeaderMap, name: &str) -> Option<String> {
+    headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
 }
 
 /// Returns the compression of a JSON body. Refuses other compressions and content types. Ollama's and llama.cpp's pages

@@ -261,13 +261,14 @@ fn read(request: wire::ModelInferRequest, caller: &CallContext) -> Result<(Parse
     let structure_field = structure.as_ref().map(|requested| requested.field);
     sampling.structure = structure.map(|requested| requested.structure);
     let deadline = [caller.deadline, fields.deadline()?].into_iter().flatten().min();
-    let (priority, cache_salt) = (fields.priority()?, fields.cache_salt()?);
+    let (priority, cache_salt, cache_hint) = (fields.priority()?, fields.cache_salt()?, fields.cache_hint()?);
     let parsed = ParsedRequest {
         model: request.model_name,
         prompts: vec![Input::Text(text)],
         purpose: Purpose::Generate(Box::new(sampling)),
         priority,
         cache_salt,
+        cache_hint,
         deadline,
         tenant: caller.tenant,
         ..ParsedRequest::default()

@@ -59,7 +59,7 @@ fn times(value: &mut Value) -> [u64; 4] {
 fn a_whole_chat() {
     run(async {
         let house = House::open(config()).await;
-        let reuse = PrefixReuse { ended: Some(ReuseEnd::Evicted), position: 2, from_disk: 0 };
+        let reuse = PrefixReuse { ended: Some(ReuseEnd::Evicted), position: 2, fetched: 0 };
         house.fake.script(|script| script.reuse = reuse);
         let options = json!({ "temperature": 0.5, "top_k": 3, "seed": 5, "num_ctx": 8192 });
         let mut answer = post(house.http, CHAT, &whole(chat(json!({ "options": options, "keep_alive": "5m" })))).await;

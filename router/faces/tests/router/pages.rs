@@ -53,7 +53,7 @@ fn bytes_of(bytes: Vec<u8>) -> Vec<u8> {
 fn a_whole_message() {
     run(async {
         let house = House::open(config()).await;
-        let reuse = PrefixReuse { ended: Some(ReuseEnd::Differs), position: 4, from_disk: 0 };
+        let reuse = PrefixReuse { ended: Some(ReuseEnd::Differs), position: 4, fetched: 0 };
         house.fake.script(|script| (script.n_cached, script.reuse) = (4, reuse));
         let extra = json!({ "system": [{ "type": "text", "text": "Be" }, { "type": "text", "text": "good" }],
             "temperature": 0.5, "top_k": 3, "metadata": { "user_id": "x" } });
@@ -196,7 +196,7 @@ fn anthropics_errors() {
 fn a_whole_response() {
     run(async {
         let house = House::open(config()).await;
-        let reuse = PrefixReuse { ended: Some(ReuseEnd::Whole), position: 4, from_disk: 0 };
+        let reuse = PrefixReuse { ended: Some(ReuseEnd::Whole), position: 4, fetched: 0 };
         house.fake.script(|script| (script.n_cached, script.reuse) = (4, reuse));
         let input = json!([{ "role": "developer", "content": "Be" },
             { "type": "message", "role": "user", "content": [{ "type": "input_text", "text": "Hi" }] }]);

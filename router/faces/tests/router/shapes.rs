@@ -27,7 +27,7 @@ fn text(chunks: &[Value], index: u64) -> String {
 fn a_whole_chat_answer() {
     run(async {
         let house = House::open(config()).await;
-        let reuse = PrefixReuse { ended: Some(ReuseEnd::Differs), position: 4, from_disk: 2 };
+        let reuse = PrefixReuse { ended: Some(ReuseEnd::Differs), position: 4, fetched: 2 };
         house.fake.script(|script| (script.n_cached, script.reuse) = (4, reuse));
         let reply = post(house.http, CHAT, &chat(json!({ "model": "alias" }))).await;
         let mut answer = reply.json();
@@ -44,7 +44,7 @@ fn a_whole_chat_answer() {
             "prompt_logprobs": null, "prompt_token_ids": null,
             "usage": { "prompt_tokens": 10, "completion_tokens": 13, "total_tokens": 23,
                 "prompt_tokens_details": { "cached_tokens": 4, "audio_tokens": 0,
-                    "reuse_ended": { "reason": "differs", "position": 4 }, "cached_tokens_from_disk": 2 },
+                    "reuse_ended": { "reason": "differs", "position": 4 }, "cached_tokens_fetched": 2 },
                 "completion_tokens_details": { "reasoning_tokens": 0, "audio_tokens": 0,
                     "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0 } },
         });

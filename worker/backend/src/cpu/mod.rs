@@ -39,8 +39,8 @@ pub use vector::Vector;
 pub(crate) use isa::{Kernel, dispatch};
 
 use crate::{
-    BlockMemory, Error, FillPiece, KvPages, KvSpec, MatrixShape, Memory, PackedBytes, Result, RopeStyle, Routing,
-    StoredMatrix, Weights, WritePage,
+    BlockMemory, Error, FillPiece, KvPages, KvSpec, MatrixShape, Memory, PackedBytes, PageMover, Result, RopeStyle,
+    Routing, StoredMatrix, Weights,
 };
 use memory::{HostMemory, SharedPtr};
 use std::ops::Range;
@@ -228,12 +228,8 @@ impl KvPages for Cpu {
         kv.block_memory()
     }
 
-    fn read_page(&self, kv: &Kv, _: &KvSpec, block: BlockId, out: &mut Vec<u8>) {
-        kv.read_page(block, out);
-    }
-
-    fn page_writer(&self, kv: &Kv) -> Option<WritePage> {
-        Some(kv.page_writer())
+    fn page_mover(&self, kv: &Kv) -> Result<Box<dyn PageMover>> {
+        Ok(Box::new(kv.page_mover()))
     }
 
     fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {

@@ -12,6 +12,7 @@ use super::table::Kernel;
 use super::uploads;
 use super::weights::GROUP;
 use crate::{Attention, AttentionCall, AttentionHeads, Error, KvSpec, Pass, Result, RopeStyle};
+use std::sync::Arc;
 use types::{BLOCK_TOKENS, BlockId, KvDtype, Unsupported};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
@@ -23,7 +24,8 @@ pub struct Kv {
     spec: KvSpec,
     n_kv_heads: usize,
     head_dim: usize,
-    pub(super) bytes: DeviceMemory,
+    /// Shared with the threads that move pages.
+    pub(super) bytes: Arc<DeviceMemory>,
     layer_bytes: usize,
 }
 
@@ -48,7 +50,7 @@ impl Kv {
         let page_bytes = spec.layout.padded(GROUP as u32).page_bytes(spec.dtype);
         let (layer_bytes, n_bytes) = spec.sizes(page_bytes).ok_or_else(too_big)?;
         cuda.forget_graphs();
-        let bytes = DeviceMemory::new(&cuda.context, "the KV cache", n_bytes)?;
+        let bytes = Arc::new(DeviceMemory::new(&cuda.context, "the KV cache", n_bytes)?);
         cuda.stream.fill(&bytes, 0)?;
         Ok(Kv { spec, n_kv_heads, head_dim, bytes, layer_bytes })
     }
@@ -76,6 +78,11 @@ impl Kv {
     pub(super) fn block_span(&self, layer: usize, block: BlockId) -> (usize, usize) {
         let n_bytes = self.layer_bytes / self.spec.n_blocks;
         (layer * self.layer_bytes + block.0 as usize * n_bytes, n_bytes)
+    }
+
+    /// Returns the bytes of a layer and of a block of it, and the number of layers.
+    pub(super) fn sizes(&self) -> (usize, usize, usize) {
+        (self.layer_bytes, self.layer_bytes / self.spec.n_blocks, self.spec.n_layers)
     }
 
     /// Checks that all blocks of the pass are in the cache.

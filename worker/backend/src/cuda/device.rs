@@ -49,7 +49,8 @@ pub struct Cuda {
     pub(super) peer_buffer: Mutex<Option<Arc<PeerBuffer>>>,
     /// Present under `fast`.
     pub(super) lt: Option<lt::LtLibrary>,
-    pub(super) stream: Stream,
+    /// Shared with the threads that move pages.
+    pub(super) stream: Arc<Stream>,
     pub(super) context: Arc<Context>,
 }
 
@@ -71,7 +72,7 @@ impl Cuda {
             peer_buffer: Mutex::new(None),
             graphs: Mutex::new(GraphCache::new(&card, config.graphs)),
             lt: (config.mode == NumericsMode::Fast).then(|| lt::LtLibrary::open(&context)).transpose()?,
-            stream: Stream::new(&context)?,
+            stream: Arc::new(Stream::new(&context)?),
             card,
             context,
         })

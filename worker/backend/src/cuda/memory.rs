@@ -5,8 +5,9 @@ use super::buffer::{Buffer, Vector, padded};
 use super::device::Cuda;
 use super::driver::DeviceMemory;
 use super::experts::Routes;
+use super::pages::CudaPages;
 use super::weights::Matrix;
-use crate::{Error, KvPages, KvSpec, Memory, Result, RopeStyle, Routing, StoredMatrix, Weights};
+use crate::{Error, KvPages, KvSpec, Memory, PageMover, Result, RopeStyle, Routing, StoredMatrix, Weights};
 use half::bf16;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -53,6 +54,10 @@ impl KvPages for Cuda {
         if self.is_well() {
             self.keep_error(kv.clear(&self.stream, blocks));
         }
+    }
+
+    fn page_mover(&self, kv: &Kv) -> Result<Box<dyn PageMover>> {
+        Ok(Box::new(CudaPages::new(self, kv)?))
     }
 
     fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {

@@ -18,6 +18,7 @@
 //!
 //! buffer       rows of numbers; weights: stored matrices -> tiles of digits and scales
 //! memory       the device's memory, and copies to and from it
+//! pages        pages of the KV cache on their way to and from the host
 //! repeat       how a pass is launched: plainly, while it is recorded, or from its record
 //! f8           large products with weights of eight bits
 //! one_shot     sums of ranks whose devices access each other's memory
@@ -50,6 +51,7 @@ mod lt;
 mod memory;
 mod one_shot;
 mod outline;
+mod pages;
 mod peer_buffer;
 mod pointwise;
 mod recurrence;

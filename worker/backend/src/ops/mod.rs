@@ -17,7 +17,7 @@ pub use elements::{Clamp, ElementOp, Gate, MlpActivation};
 pub use experts::{Expert, ExpertStack, Experts, Routing, Scoring};
 pub use linear::Linear;
 pub use memory::Memory;
-pub use pages::{BlockMemory, ChangeBlocks, KvPages, KvSpec, WritePage};
+pub use pages::{BlockMemory, ChangeBlocks, KvPages, KvSpec, PageCopy, PageMover, WritePage};
 pub use pointwise::Pointwise;
 pub use recurrence::{
     ConvolutionCall, ConvolvedChannels, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule,

@@ -15,9 +15,22 @@ pub struct BlockMemory {
     pub release: ChangeBlocks,
 }
 
+/// The bytes of a block over all layers, on their way to the host. The call waits for them, in any thread.
+pub type PageCopy = Box<dyn FnOnce() -> Result<Vec<u8>> + Send>;
+
 /// Writes the bytes of a block over all layers, from any thread, even during computations. Nothing may use the block at
 /// the same time.
-pub type WritePage = Box<dyn Fn(BlockId, &[u8]) + Send + Sync>;
+pub type WritePage = Box<dyn Fn(BlockId, &[u8]) -> Result<()> + Send + Sync>;
+
+/// Moves the pages of a cache group between its blocks and the host, beside the passes.
+pub trait PageMover: Send + Sync {
+    /// The bytes of a block in one layer.
+    fn block_bytes(&self) -> usize;
+    /// Begins to copy a block as the passes begun so far leave it. None while too many copies are under way.
+    fn copy(&self, block: BlockId) -> Option<PageCopy>;
+    /// Returns what writes blocks that no pass uses which is begun later. Passes begun so far may still read them.
+    fn writer(&self) -> Result<WritePage>;
+}
 
 /// The pages of the cache. They are allocated at load.
 pub trait KvPages {
@@ -31,14 +44,8 @@ pub trait KvPages {
     fn block_memory(&self, _kv: &Self::Kv) -> Option<BlockMemory> {
         None
     }
-    /// Appends the bytes of a block, one layer after another: what `page_writer` writes.
-    fn read_page(&self, kv: &Self::Kv, spec: &KvSpec, block: BlockId, out: &mut Vec<u8>) {
-        (0..spec.n_layers).for_each(|layer| out.extend(self.read_block(kv, layer, block)));
-    }
-    /// Returns what writes pages beside the passes. None if the device does not support that.
-    fn page_writer(&self, _kv: &Self::Kv) -> Option<WritePage> {
-        None
-    }
+    /// Returns what moves pages to and from the host. Its memory is allocated here.
+    fn page_mover(&self, kv: &Self::Kv) -> Result<Box<dyn PageMover>>;
     /// The raw bytes of a block in one layer.
     fn read_block(&self, kv: &Self::Kv, layer: usize, block: BlockId) -> Vec<u8>;
 }

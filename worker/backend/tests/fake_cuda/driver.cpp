@@ -458,22 +458,28 @@ struct Copy2D {
     size_t to_pitch, width, height;
 };
 
+// One side may be page-locked memory of the host.
 CALL cuMemcpy2DAsync_v2(const Copy2D* requested, void* stream) {
     ENTER;
     Copy2D copy = *requested;
-    if (copy.from_type != 2 || copy.to_type != 2 || copy.from_x + copy.from_y + copy.to_x + copy.to_y != 0) {
-        return fail(INVALID_VALUE, "a copy of columns other than within the device");
+    bool from_host = copy.from_type == 1, to_host = copy.to_type == 1;
+    if ((!from_host && copy.from_type != 2) || (!to_host && copy.to_type != 2) || (from_host && to_host) ||
+        copy.from_x + copy.from_y + copy.to_x + copy.to_y != 0) {
+        return fail(INVALID_VALUE, "a copy of columns other than of the device");
     }
     if (copy.width > copy.from_pitch || copy.width > copy.to_pitch) return fail(INVALID_VALUE, "rows that overlap");
+    if (copy.from_pitch > INT32_MAX || copy.to_pitch > INT32_MAX) return fail(INVALID_VALUE, "rows too far apart");
     size_t last = copy.height - 1;
-    if (!is_in(driver().memory, (void*)copy.from, last * copy.from_pitch + copy.width) ||
-        !is_in(driver().memory, (void*)copy.to, last * copy.to_pitch + copy.width)) {
+    char* from = from_host ? (char*)copy.from_host : (char*)copy.from;
+    char* to = to_host ? (char*)copy.to_host : (char*)copy.to;
+    if (!is_in(from_host ? driver().pinned : driver().memory, from, last * copy.from_pitch + copy.width) ||
+        !is_in(to_host ? driver().pinned : driver().memory, to, last * copy.to_pitch + copy.width)) {
         return fail(INVALID_VALUE, "a copy of columns that were not allocated");
     }
     trace("columns");
     return push(stream, [=] {
         for (size_t row = 0; row < copy.height; row++) {
-            memmove((char*)copy.to + row * copy.to_pitch, (char*)copy.from + row * copy.from_pitch, copy.width);
+            memmove(to + row * copy.to_pitch, from + row * copy.from_pitch, copy.width);
         }
         return SUCCESS;
     });

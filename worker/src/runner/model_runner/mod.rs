@@ -108,7 +108,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         let protocol = |violation: StepViolation| RunError::Protocol { step: step.id.0, what: violation.to_string() };
         self.sequences.begin(step).map_err(protocol)?;
         if let Some(tier) = &mut self.tier {
-            tier.apply(step, &self.lent.get().device, &self.kv);
+            tier.apply(step);
         }
         if self.is_sampler {
             self.masks.begin(step);

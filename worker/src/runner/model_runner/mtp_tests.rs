@@ -32,7 +32,7 @@ fn runner(model_path: &Path) -> ModelRunner<Cpu> {
     let config = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
     let open = || Ok(Cpu::new(config).unwrap());
     let weight_cache = WeightCache::default();
-    let kept = Kept { weight_cache: &weight_cache, scrubber: None, packed_cache: None, kv_disk: None };
+    let kept = Kept { weight_cache: &weight_cache, scrubber: None, packed_cache: None, kv_tiers: None };
     let (loaded, _) = load_part(open, kept, &assignment, &part, &CancelFlag::default()).unwrap();
     ModelRunner::new(loaded, Ranks::solo(spec.n_layers), MaskConfig::default())
 }

@@ -28,7 +28,7 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
     let config = CpuConfig { threads: 1, activations: Activations::Int8, isa: Isa::detect(), spin: true };
     let open = || Ok(Cpu::new(config).unwrap());
     let weight_cache = WeightCache::default();
-    let kept = Kept { weight_cache: &weight_cache, scrubber: None, packed_cache: None, kv_disk: None };
+    let kept = Kept { weight_cache: &weight_cache, scrubber: None, packed_cache: None, kv_tiers: None };
     let (loaded, _) = load_part(open, kept, &assignment, &part, &CancelFlag::default()).unwrap();
     ModelRunner::new(ModelPart { kv_commit: None, ..loaded }, Ranks::solo(n_layers), MaskConfig::default())
 }

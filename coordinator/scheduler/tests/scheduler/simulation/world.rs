@@ -515,8 +515,8 @@ impl World {
             assert!(client.live, "{} returns output after its end", output.id);
             assert_eq!(output.position as usize, client.tokens.len(), "positions have no gap");
             assert!(output.n_cached as usize <= client.request.prompt.len() + client.expected.tokens.len());
-            assert!(output.reuse.from_disk <= output.n_cached);
-            self.facts.fetched_outputs += u64::from(output.reuse.from_disk > 0);
+            assert!(output.reuse.fetched <= output.n_cached);
+            self.facts.fetched_outputs += u64::from(output.reuse.fetched > 0);
             let drawn_tokens =
                 done.map_or(&[][..], |done| &done.slices[output.slice].tokens[..output.n_tokens as usize]);
             assert_eq!(drawn_tokens.len(), output.n_tokens as usize);

@@ -13,7 +13,8 @@ use super::lanes::{LANES, Lanes};
 use super::memory::{HostMemory, SharedPtr};
 use super::vector::Vector;
 use crate::{
-    AttentionCall, AttentionHeads, BlockMemory, ChangeBlocks, Error, KvSpec, PackedBytes, Result, RopeStyle, WritePage,
+    AttentionCall, AttentionHeads, BlockMemory, ChangeBlocks, Error, KvSpec, PackedBytes, PageCopy, PageMover, Result,
+    RopeStyle, WritePage,
 };
 use std::ops::Range;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -42,6 +43,38 @@ pub struct Kv {
     spare: Vec<Mutex<HostMemory>>,
     /// Working memory of attention. What it does not touch is not taken from the system.
     pub(crate) working: Mutex<HostMemory>,
+}
+
+/// The blocks of a cache, for copies from and to other threads.
+pub(crate) struct CpuPages {
+    pages: Arc<HostMemory>,
+    spec: KvSpec,
+}
+
+impl PageMover for CpuPages {
+    fn block_bytes(&self) -> usize {
+        self.spec.layout.page_bytes(self.spec.dtype) as usize
+    }
+
+    fn copy(&self, block: BlockId) -> Option<PageCopy> {
+        let layers = (0..self.spec.n_layers).map(|layer| &self.pages.bytes()[block_range(&self.spec, layer, block)]);
+        let page = layers.collect::<Vec<_>>().concat();
+        Some(Box::new(move || Ok(page)))
+    }
+
+    fn writer(&self) -> Result<WritePage> {
+        let (pages, spec, n_bytes) = (self.pages.clone(), self.spec, self.block_bytes());
+        Ok(Box::new(move |block, page| {
+            assert!(page.len() == n_bytes * spec.n_layers, "a page of {spec:?}");
+            let memory = SharedPtr::new(pages.start());
+            for (layer, from) in page.chunks_exact(n_bytes).enumerate() {
+                let bytes = block_range(&spec, layer, block);
+                // SAFETY: `block_range` checked its indices, and by the contract of `WritePage` nothing else uses it.
+                unsafe { memory.part(bytes.start, bytes.len()) }.copy_from_slice(from);
+            }
+            Ok(())
+        }))
+    }
 }
 
 /// K or V of a page, `F16` as bits.
@@ -175,25 +208,8 @@ impl Kv {
         self.pages.bytes()[block_range(&self.spec, layer, block)].to_vec()
     }
 
-    pub(crate) fn read_page(&self, block: BlockId, out: &mut Vec<u8>) {
-        for layer in 0..self.spec.n_layers {
-            out.extend_from_slice(&self.pages.bytes()[block_range(&self.spec, layer, block)]);
-        }
-    }
-
-    /// Returns what writes a block in every layer.
-    pub(crate) fn page_writer(&self) -> WritePage {
-        let (pages, spec) = (self.pages.clone(), self.spec);
-        let n_bytes = spec.layout.page_bytes(spec.dtype) as usize;
-        Box::new(move |block, page| {
-            assert!(page.len() == n_bytes * spec.n_layers, "a page of {spec:?}");
-            let memory = SharedPtr::new(pages.start());
-            for (layer, from) in page.chunks_exact(n_bytes).enumerate() {
-                let bytes = block_range(&spec, layer, block);
-                // SAFETY: `block_range` checked its indices, and by the contract of `WritePage` nothing else uses it.
-                unsafe { memory.part(bytes.start, bytes.len()) }.copy_from_slice(from);
-            }
-        })
+    pub(crate) fn page_mover(&self) -> CpuPages {
+        CpuPages { pages: self.pages.clone(), spec: self.spec }
     }
 
     /// Returns the distance from K to V.

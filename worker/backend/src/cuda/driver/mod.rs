@@ -4,6 +4,7 @@
 //! cudarc resolves symbols at the first call and panics where the library is missing, so nothing here is called before
 //! `Driver::find` has seen it.
 
+mod columns;
 mod peers;
 
 pub(crate) use peers::{Handle, PeerMemory};
@@ -392,14 +393,12 @@ impl Stream {
 
     /// Zeroes columns of rows: `n_bytes` of each row.
     pub fn clear_columns(&self, to: PitchedRows<'_>, n_bytes: usize, n_rows: usize) -> Result<()> {
-        /// Devices accept no larger distance between rows.
-        const PITCH_MAX: usize = i32::MAX as usize;
         if n_bytes == 0 || n_rows == 0 {
             return Ok(());
         }
         to.bytes.check(to.at, (n_rows - 1) * to.pitch + n_bytes);
         self.context.enter()?;
-        let at = |row: usize| to.bytes.address(to.at + row * to.pitch);
+        let at = |row: usize| to.row_address(row);
         // SAFETY: the rows are inside the allocation, which outlives the stream's work: freeing waits for it.
         let status = unsafe {
             if to.pitch <= PITCH_MAX {
@@ -479,6 +478,15 @@ pub(crate) struct PitchedRows<'a> {
     pub at: usize,
     pub pitch: usize,
 }
+
+impl PitchedRows<'_> {
+    fn row_address(&self, row: usize) -> u64 {
+        self.bytes.address(self.at + row * self.pitch)
+    }
+}
+
+/// Devices accept no larger distance between rows.
+const PITCH_MAX: usize = i32::MAX as usize;
 
 /// No kernel here has more.
 const ARGS_MAX: usize = 32;
