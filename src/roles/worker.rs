@@ -224,10 +224,7 @@ pub fn loader(
 ) -> anyhow::Result<Box<dyn Load>> {
     let RankPeers { listener, link_key } = peers;
     let threads = settings.threads(n_local);
-    ensure!(
-        settings.kv_host.is_none() || device.resolved() != DeviceChoice::Cpu,
-        "--kv-host on the CPU: its KV cache is in host memory; --kv-disk DIR:BYTES keeps more of it on disk"
-    );
+    settings.check_device(device.resolved())?;
     Ok(match device.compute_device(settings.kernel_cache.clone())? {
         Some(device) => Box::new(ModelLoader {
             device,

@@ -69,6 +69,7 @@ impl ServeSettings {
     pub fn resolved(mut self) -> anyhow::Result<ServeSettings> {
         at_least_one("replicas", self.local.replicas)?;
         self.device.device = self.device.device.resolved();
+        self.worker.check_device(self.device.device)?;
         self.queue.check()?;
         self.coordinator = self.coordinator.resolved(&self.queue, self.device.device)?;
         let (n_ranks, replicas) = (u32::from(self.coordinator.n_ranks()), self.local.replicas);

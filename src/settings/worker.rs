@@ -2,6 +2,7 @@
 
 use super::bytes::ByteSize;
 use super::choices::{CudaGraphs, FolderChoice, GpuCarrier, HostWire, Instructions, KvCommitChoice, LinkPrivacy};
+use super::device::DeviceChoice;
 use super::device::DeviceSettings;
 use super::health::HealthSettings;
 use super::kv_disk::KvDiskChoice;
@@ -75,6 +76,15 @@ impl WorkerSettings {
     /// Returns the threads of each worker, if `n_workers` share this machine.
     pub fn threads(&self, n_workers: u16) -> usize {
         self.threads.unwrap_or_else(|| (machine::cores() / usize::from(n_workers.max(1))).max(1))
+    }
+
+    /// Refuses what a device does not need.
+    pub fn check_device(&self, device: DeviceChoice) -> anyhow::Result<()> {
+        ensure!(
+            self.kv_host.is_none() || device != DeviceChoice::Cpu,
+            "--kv-host on the CPU: its KV cache is in host memory; --kv-disk DIR:BYTES keeps more of it on disk"
+        );
+        Ok(())
     }
 
     pub fn resolved(mut self, n_workers: u16) -> anyhow::Result<WorkerSettings> {

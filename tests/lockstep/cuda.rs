@@ -92,10 +92,11 @@ fn pages_in_host_memory_come_back_to_gpus() {
         let fetched = answer["usage"]["prompt_tokens_details"]["cached_tokens_fetched"].as_u64().unwrap_or(0);
         (answer["choices"].take(), fetched)
     };
-    let [long, other] = ["abcdefghijklmnopqrst".repeat(5), "zyxwvutsrqponmlkjihg".repeat(5)];
+    let [long, second, third] =
+        ["abcdefghijklmnopqrst", "zyxwvutsrqponmlkjihg", "01234567890123456789"].map(|of| of.repeat(5));
     let (expected, n_fetched) = complete_prompt(&long);
     assert_eq!(n_fetched, 0);
-    complete_prompt(&other);
+    [second, third].iter().for_each(|other| _ = complete_prompt(other));
     let (again, n_fetched) = complete_prompt(&long);
     assert!(again == expected && n_fetched >= 64, "{n_fetched} tokens from host memory: {again} {expected}");
 }
