@@ -148,6 +148,14 @@ const KV_DISK_READ: Metric = metric(
 );
 const KV_DISK_BYTES: Metric =
     metric("lockstep:kv_disk_bytes", "Bytes of the pages in a rank's folder, when it was last measured.");
+const KV_FETCHES: Metric = metric(
+    "lockstep:kv_fetches_total",
+    "Fetches of prefixes from the tiers behind the pools: begun, of those late, and refused as slower than computing.",
+);
+const KV_FETCHED: Metric = metric(
+    "lockstep:kv_fetched_pages_total",
+    "Pages that fetches have brought into the pools, and those that some rank did not find.",
+);
 const KV_HOST_STORED: Metric = metric(
     "lockstep:kv_host_stored_total",
     "Pages of the KV cache that a rank was to keep in host memory, by what became of them.",
@@ -236,9 +244,11 @@ const PROMPT_CACHED: Metric = metric(
     "lockstep:prompt_tokens_cached_total",
     "Prompt tokens of answered requests that came from the prefix cache.",
 );
-const COUNTERS: [&Metric; 45] = [
+const COUNTERS: [&Metric; 47] = [
     &KV_DISK_STORED,
     &KV_DISK_READ,
+    &KV_FETCHES,
+    &KV_FETCHED,
     &KV_HOST_STORED,
     &KV_HOST_READ,
     &PROMPT_CACHED,
@@ -605,6 +615,13 @@ pub struct PlannerCounts {
     pub cut_by_time: u64,
     pub cut_by_tokens: u64,
     pub cut_by_blocks: u64,
+    /// Fetches from the tiers behind the pools, those that would have taken longer than computing, and late ones.
+    pub fetches: u64,
+    pub fetches_refused: u64,
+    pub fetches_late: u64,
+    /// The pages that they brought, and those that they did not find.
+    pub pages_fetched: u64,
+    pub pages_missing: u64,
 }
 
 pub fn planned(of: &ReplicaLabel, planned: PlannerCounts) {
@@ -622,6 +639,13 @@ pub fn planned(of: &ReplicaLabel, planned: PlannerCounts) {
     let PlannerCounts { cut_by_time, cut_by_tokens, cut_by_blocks, .. } = planned;
     for (reason, n) in [("time", cut_by_time), ("tokens", cut_by_tokens), ("blocks", cut_by_blocks)] {
         CHUNK_CUTS.total(n, &[of.label(), Label::from_static_parts("reason", reason)]);
+    }
+    let PlannerCounts { fetches, fetches_refused, fetches_late, pages_fetched, pages_missing, .. } = planned;
+    for (outcome, n) in [("begun", fetches), ("refused", fetches_refused), ("late", fetches_late)] {
+        KV_FETCHES.total(n, &[of.label(), Label::from_static_parts("outcome", outcome)]);
+    }
+    for (outcome, n) in [("hit", pages_fetched), ("missing", pages_missing)] {
+        KV_FETCHED.total(n, &[of.label(), Label::from_static_parts("outcome", outcome)]);
     }
 }
 

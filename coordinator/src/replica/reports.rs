@@ -104,6 +104,11 @@ impl Reports {
                 cut_by_time: stats.cut_by_time,
                 cut_by_tokens: stats.cut_by_tokens,
                 cut_by_blocks: stats.cut_by_blocks,
+                fetches: stats.fetches,
+                fetches_refused: stats.fetches_refused,
+                fetches_late: stats.fetches_late,
+                pages_fetched: stats.pages_fetched,
+                pages_missing: stats.pages_missing,
             },
         );
     }

@@ -5,12 +5,14 @@ use crate::tier::pages::GroupPages;
 use backend::WritePage;
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::num::NonZero;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 use types::{Epoch, FetchDone, FetchId, Page};
 
 /// Threads that read: a disk answers several requests at once, and hashing takes as long as reading from memory.
-const N_READERS: usize = 2;
+const READERS: RangeInclusive<usize> = 4..=16;
 
 /// Sends the answer to a fetch to the coordinator.
 pub type ReportFetch = Arc<dyn Fn(FetchDone) + Send + Sync>;
@@ -25,6 +27,8 @@ pub(super) struct FetchJob {
     writers: Vec<Option<WritePage>>,
     pub report: Option<ReportFetch>,
     begun: Instant,
+    /// Whether no block is written any more. Threads that write blocks read it meanwhile.
+    is_cancelled: RwLock<bool>,
     progress: Mutex<JobProgress>,
 }
 
@@ -32,8 +36,6 @@ pub(super) struct FetchJob {
 struct JobProgress {
     n_done: usize,
     missing: Vec<u32>,
-    /// No block is written any more.
-    is_cancelled: bool,
 }
 
 impl FetchJob {
@@ -45,21 +47,23 @@ impl FetchJob {
         report: Option<ReportFetch>,
     ) -> FetchJob {
         let writers = groups.iter().map(|group| group.mover.writer().ok()).collect();
-        FetchJob { epoch, id, pages, groups, writers, report, begun: Instant::now(), progress: Mutex::default() }
+        let (begun, is_cancelled, progress) = (Instant::now(), RwLock::new(false), Mutex::default());
+        FetchJob { epoch, id, pages, groups, writers, report, begun, is_cancelled, progress }
     }
 
     /// From the return of this on, no block of the fetch is written.
     pub fn cancel(&self) {
-        self.lock().is_cancelled = true;
+        *self.is_cancelled.write().unwrap_or_else(PoisonError::into_inner) = true;
     }
 
-    fn lock(&self) -> MutexGuard<'_, JobProgress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns whether it was cancelled, which it will not be while the guard lives.
+    fn is_cancelled(&self) -> RwLockReadGuard<'_, bool> {
+        self.is_cancelled.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads a page into its block, through buffers for a page and a head. The last one of the fetch sends the answer.
     fn read(&self, i: usize, [page, head]: &mut [Vec<u8>; 2]) {
-        if self.lock().is_cancelled {
+        if *self.is_cancelled() {
             return;
         }
         let Page { key, block } = self.pages[i];
@@ -72,12 +76,13 @@ impl FetchJob {
             }
             _ => Err(PageMiss::Absent),
         };
-        let mut progress = self.lock();
-        if progress.is_cancelled {
+        let is_cancelled = self.is_cancelled();
+        if *is_cancelled {
             return;
         }
-        // Under the lock, so that a cancelled fetch writes nothing.
         let is_there = read.is_ok_and(|write| write.is_none_or(|write| write(block, page).is_ok()));
+        drop(is_cancelled);
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         if !is_there {
             progress.missing.push(i as u32);
         }
@@ -111,7 +116,8 @@ pub(super) struct PageReaders(Arc<(Mutex<ReadQueue>, Condvar)>);
 impl PageReaders {
     pub fn start() -> io::Result<PageReaders> {
         let readers = PageReaders(Arc::default());
-        for _ in 0..N_READERS {
+        let n_cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        for _ in 0..n_cores.clamp(*READERS.start(), *READERS.end()) {
             let queue = readers.0.clone();
             std::thread::Builder::new().name("kv-fetch".into()).spawn(move || {
                 let mut buffers = [const { Vec::new() }; 2];
