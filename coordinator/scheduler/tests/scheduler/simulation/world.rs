@@ -13,8 +13,8 @@ use scheduler::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
-    BlockId, CacheGroup, DRAFT_ROWS_MAX, Epoch, Finish, Grammar, Micros, PolicyDigest, Priority, Request, RequestId,
-    Sampling, Slice, Step, StepDone, TenantId, TenantWeight, Token, TokenOut, Want,
+    BlockId, CacheGroup, CacheHint, DRAFT_ROWS_MAX, Epoch, Finish, Grammar, Micros, PolicyDigest, Priority, Request,
+    RequestId, Sampling, Slice, Step, StepDone, TenantId, TenantWeight, Token, TokenOut, Want,
 };
 
 const REQUESTS_MAX: u64 = 24;
@@ -223,6 +223,7 @@ impl World {
             priority: Priority(rng.below(3) as i8 - 1),
             deadline: rng.chance(self.weather.deadlines).then(|| self.now.plus(rng.below(4000).saturating_sub(100))),
             cache_bypass: rng.chance(10),
+            cache_hint: [CacheHint::None, CacheHint::Retain, CacheHint::Demote][self.n_submitted as usize % 3],
             // Only these may be late for a caller whose ranks have masks to wait for.
             grammar: self.n_submitted.is_multiple_of(2).then(|| Grammar::new("any")),
             ..Request::default()
