@@ -25,7 +25,7 @@ const CHUNKS_MIN: u32 = BLOCK_TOKENS;
 /// Fewer blocks than these are computed and not fetched.
 const FETCH_MIN: u32 = 4;
 
-/// A fetch may take as long as computing its tokens, and always this long.
+/// A fetch may take half as long as computing its tokens, and always this long.
 const FETCH_WAIT_MIN: Micros = Micros(500_000);
 
 /// How long it may take while the time to compute is not known.
@@ -290,7 +290,8 @@ impl Scheduler {
         }
         sequence.found.is_tier_read = true;
         sequence.found.n_in_tier = n_found;
-        let nanos = prefill_nanos(&self.costs, computed.clone(), self.config.slice_max());
+        // A fetch has half of the time that computing takes: one that fails has not doubled the wait.
+        let nanos = prefill_nanos(&self.costs, computed.clone(), self.config.slice_max()) / 2;
         if !self.pools.tier.is_worth(self.pools.n_pages_lacking(sequence, n_found), nanos) {
             self.counters.fetches_refused += 1;
             return false;
