@@ -50,6 +50,8 @@ pub struct Limits {
     pub batch_tokens_max: u32,
     pub chunk_tokens_max: u32,
     pub pace: StepPace,
+    /// How long a fetch from a tier behind the pools may take. None: as learned times decide.
+    pub fetch_micros: Option<u64>,
     /// The limit for one stage; every further stage adds one.
     pub steps_in_flight_max: u32,
     pub speculation: Speculation,
@@ -73,6 +75,7 @@ impl Default for Limits {
             batch_tokens_max: 512,
             chunk_tokens_max: 512,
             pace: StepPace::DEFAULT,
+            fetch_micros: None,
             steps_in_flight_max: 2,
             speculation: Speculation::default(),
             draft_model: None,
@@ -273,6 +276,7 @@ impl Config {
             // The pools were sized for slices of at most `slice_max`.
             chunk_tokens_max: limits.chunk_tokens_max.min(self.policy.slice_max),
             pace: limits.pace,
+            fetch_micros: limits.fetch_micros,
             n_stages: blueprint.grid.pp.into(),
             steps_in_flight_max: self.steps_in_flight_max(blueprint.grid),
             drafting: limits.speculation.drafting,

@@ -97,6 +97,8 @@ pub struct Setup {
     pub mtp: Option<MtpDrafts>,
     /// A folder for pages of the KV cache.
     pub kv_disk: Option<PathBuf>,
+    /// How long a fetch from it may take, so that no time of this machine decides which prefixes are fetched.
+    pub fetch_micros: Option<u64>,
 }
 
 impl Setup {
@@ -126,6 +128,7 @@ impl Setup {
             draft_model: None,
             mtp: None,
             kv_disk: None,
+            fetch_micros: None,
         }
     }
 
@@ -211,6 +214,7 @@ impl Setup {
                 batch_tokens_max: self.batch_tokens_max,
                 chunk_tokens_max: self.chunk_tokens_max,
                 pace: self.pace,
+                fetch_micros: self.fetch_micros,
                 steps_in_flight_max: self.steps_in_flight_max,
                 speculation: self.speculation,
                 draft_model: self.draft_model.clone(),

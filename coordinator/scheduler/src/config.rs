@@ -59,6 +59,8 @@ pub struct Config {
     pub state_stride: u32,
     /// The most pages whose names are kept of the tier behind the pools; zero without one.
     pub tier_pages_max: u32,
+    /// How long a fetch from the tier may take, however long it is expected to take. None: as learned times decide.
+    pub fetch_micros: Option<u64>,
     /// Each group has its own tables and blocks; a position is computed in all of them at once.
     pub groups: Vec<CacheGroup>,
     /// The root of every block hash.
@@ -91,6 +93,7 @@ impl Default for Config {
             prefix_cache: true,
             state_stride: 512,
             tier_pages_max: 0,
+            fetch_micros: None,
             groups: vec![CacheGroup::FULL],
             policy: PolicyDigest::default(),
             salt: [0; 16],

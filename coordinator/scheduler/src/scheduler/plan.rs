@@ -291,12 +291,19 @@ impl Scheduler {
         sequence.found.is_tier_read = true;
         sequence.found.n_in_tier = n_found;
         // A fetch has half of the time that computing takes: one that fails has not doubled the wait.
-        let nanos = prefill_nanos(&self.costs, computed.clone(), self.config.slice_max()) / 2;
+        let nanos = match self.config.fetch_micros {
+            Some(_) => 0,
+            None => prefill_nanos(&self.costs, computed.clone(), self.config.slice_max()) / 2,
+        };
         if !self.pools.tier.is_worth(self.pools.n_pages_lacking(sequence, n_found), nanos) {
             self.counters.fetches_refused += 1;
             return false;
         }
-        let wait = if nanos == 0 { FETCH_WAIT_FIRST } else { Micros((nanos / 1000).max(FETCH_WAIT_MIN.0)) };
+        let wait = match self.config.fetch_micros {
+            Some(micros) => Micros(micros),
+            None if nanos == 0 => FETCH_WAIT_FIRST,
+            None => Micros((nanos / 1000).max(FETCH_WAIT_MIN.0)),
+        };
         let times = (now, Micros(now.0.saturating_add(wait.0)));
         let fetch = self.pools.begin_fetch(sequence, n_found, times, &mut self.counters);
         sequence.found.await_tier(computed.start);
