@@ -2,8 +2,7 @@
 
 use super::bytes::ByteSize;
 use super::choices::{CudaGraphs, FolderChoice, GpuCarrier, HostWire, Instructions, KvCommitChoice, LinkPrivacy};
-use super::device::DeviceChoice;
-use super::device::DeviceSettings;
+use super::device::{DeviceChoice, DeviceSettings};
 use super::health::HealthSettings;
 use super::kv_disk::KvDiskChoice;
 use super::machine;

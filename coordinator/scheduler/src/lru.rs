@@ -1,8 +1,8 @@
 //! Blocks without a holder, in the order in which they are given up: a list for each class, by last use. The lists are
 //! linked in arrays, so that they never allocate.
 //!
-//! A block of a class with more weight stays as many times longer. Nothing stays for ever: what is not used becomes
-//! older than everything else.
+//! The age of a block grows at the pace of its class, and the oldest makes room: at a quarter of the pace a block stays
+//! four times as long. Nothing stays for ever.
 
 use alloc::vec;
 use alloc::vec::Vec;

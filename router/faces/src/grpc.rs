@@ -2,7 +2,6 @@
 
 use crate::doors::call::{call_deadline, status, tenant};
 use crate::doors::{CACHE_HINT, SESSION};
-use crate::http::fields::cache_hint;
 use proto::v1;
 use proto::v1::generate_reply;
 use proto::v1::generate_request::Input;
@@ -10,7 +9,7 @@ use proto::v1::inference_server::{Inference, InferenceServer};
 use router::board::pick::hashed;
 use router::front::frontend::{Frontend, unix_seconds};
 use router::front::generation::{Generation, GenerationEvent, SideOutput};
-use router::front::parsed_request::{ParsedRequest, Purpose, deadline_after};
+use router::front::parsed_request::{ParsedRequest, Purpose, cache_hint, deadline_after};
 use router::front::progress::PromptProgress;
 use router::front::reader_watch::WatchedStream;
 use router::front::recorder::{Caller, Face, Recorder};

@@ -172,6 +172,15 @@ impl Purpose {
     }
 }
 
+/// Reads a hint for the prefix cache.
+pub fn cache_hint(text: &str) -> Result<CacheHint, Refusal> {
+    match text {
+        "retain" => Ok(CacheHint::Retain),
+        "demote" => Ok(CacheHint::Demote),
+        other => Err(Refusal::invalid("cache_hint", format!("must be `retain` or `demote`, got `{other}`"))),
+    }
+}
+
 /// Returns a deadline this many milliseconds from now; zero means none.
 pub fn deadline_after(millis: u32) -> Option<Instant> {
     (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()))

@@ -45,13 +45,17 @@ impl HostPages {
         let name = (part.clone(), *key);
         let found = self.lock().touch(&name);
         let (hash, bytes) = found.ok_or(PageMiss::Absent)?;
-        let is_sound = bytes.len() == page.len() && self.hash(part, key, &bytes) == hash;
-        if !is_sound {
-            self.lock().remove(&name);
-            return Err(if bytes.len() == page.len() { PageMiss::Hash } else { PageMiss::Length });
-        }
-        page.copy_from_slice(&bytes);
-        Ok(())
+        let miss = match () {
+            () if bytes.len() != page.len() => PageMiss::Length,
+            () if self.hash(part, key, &bytes) != hash => PageMiss::Hash,
+            () => {
+                page.copy_from_slice(&bytes);
+                return Ok(());
+            }
+        };
+        // It would be refused each time.
+        self.lock().remove(&name);
+        Err(miss)
     }
 
     /// Keeps a page, and drops those that were used longest ago to make room. False if it is larger than all room.

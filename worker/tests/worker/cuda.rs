@@ -18,11 +18,11 @@ use worker::{Assignment, CarrierChoice, ComputeDevice, LoadError, ModelLoader, R
 const DEEP: &str = "llama-deep.gguf";
 const N_LAYERS: u32 = 5;
 
-fn loader() -> ModelLoader {
+pub fn loader() -> ModelLoader {
     ModelLoader { device: ComputeDevice::Cuda { ordinal: 0, cache: None }, spin: false, ..ModelLoader::new(1) }
 }
 
-fn on_cuda(name: &str) -> Assignment {
+pub fn on_cuda(name: &str) -> Assignment {
     Assignment { activations: Activations::Bf16, kv_dtype: KvDtype::Bf16, ..assignment(name) }
 }
 

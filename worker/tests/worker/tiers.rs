@@ -1,29 +1,21 @@
 //! Pages behind the pools of a device with memory of its own, over the fake driver: what a rank copies to the host and
 //! back, through memory or files, equals a recompute bit for bit.
 
-use crate::common::{Alone, Plan, Player, assignment, requests};
+use crate::common::{Alone, Plan, Player, requests};
+use crate::cuda::{loader, on_cuda};
 use crate::fake_cuda::on_fake_cuda;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use types::{
-    Activations, BlockHash, BlockId, Epoch, FetchDone, FetchId, KvDtype, Page, PageFetch, PageKey, Request, Slice,
-    Step, StepDone, StepId, TierWork, TokenOut, Want,
+    BlockHash, BlockId, Epoch, FetchDone, FetchId, Page, PageFetch, PageKey, Request, Slice, Step, StepDone, StepId,
+    TierWork, TokenOut, Want,
 };
 use worker::tier::{KvDiskConfig, KvTiers, KvTiersConfig, TierReports};
-use worker::{Assignment, ComputeDevice, ModelLoader, Runner};
+use worker::{Assignment, ModelLoader, Runner};
 
 const FULL_BLOCKS: u32 = 2;
-
-fn on_cuda(name: &str) -> Assignment {
-    Assignment { activations: Activations::Bf16, kv_dtype: KvDtype::Bf16, ..assignment(name) }
-}
-
-fn loader(tiers: Option<&KvTiers>) -> ModelLoader {
-    let device = ComputeDevice::Cuda { ordinal: 0, cache: None };
-    ModelLoader { device, spin: false, kv_tiers: tiers.cloned(), ..ModelLoader::new(1) }
-}
 
 /// Pages of the first blocks of a sequence, in these blocks.
 fn pages(blocks: [u32; FULL_BLOCKS as usize]) -> Vec<Page> {
@@ -40,7 +32,7 @@ struct Rank {
 
 impl Rank {
     fn new(assignment: &Assignment, tiers: &KvTiers) -> Rank {
-        let (mut runner, _) = loader(Some(tiers)).build(assignment).unwrap();
+        let (mut runner, _) = ModelLoader { kv_tiers: Some(tiers.clone()), ..loader() }.build(assignment).unwrap();
         let ((answer, fetched), (keep, kept)) = (channel(), channel());
         let reports = TierReports {
             fetched: Arc::new(move |done| answer.send(done).unwrap()),
@@ -85,7 +77,7 @@ fn pages_equal_a_recompute(assignment: &Assignment, config: KvTiersConfig) {
         request.prompt.truncate(40);
         request.sampling.tokens_max = 4;
     }
-    let (mut alone, _) = loader(None).build(assignment).unwrap();
+    let (mut alone, _) = loader().build(assignment).unwrap();
     let expected = Player::new(&mut Alone::new(&mut alone), assignment).play(&[request.clone()], Plan::ALONE);
     let blocks = |of: [u32; 3]| of.map(BlockId).to_vec();
     let tiers = KvTiers::open(config, None).unwrap();

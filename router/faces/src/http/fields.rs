@@ -9,7 +9,7 @@ use http::StatusCode;
 use proto::v1;
 use router::board::pick::hashed;
 use router::front::parameters::{NUMBERS, Number, NumberParameter};
-use router::front::parsed_request::{CutSide, Truncation, deadline_after};
+use router::front::parsed_request::{CutSide, Truncation, cache_hint, deadline_after};
 use router::front::sampling_defaults;
 use router::refusal::Refusal;
 use serde_json::{Map, Value};
@@ -411,15 +411,6 @@ fn limit_penalties(sampling: &mut v1::Sampling, last_n: Option<i64>) -> Result<(
         }
     }
     Ok(())
-}
-
-/// Reads a hint for the prefix cache.
-pub fn cache_hint(text: &str) -> Result<CacheHint, Refusal> {
-    match text {
-        "retain" => Ok(CacheHint::Retain),
-        "demote" => Ok(CacheHint::Demote),
-        other => Err(Refusal::invalid("cache_hint", format!("must be `retain` or `demote`, got `{other}`"))),
-    }
 }
 
 #[cfg(test)]
