@@ -14,6 +14,7 @@ pub mod file;
 pub mod gguf;
 mod groups;
 mod hashing;
+mod modules;
 pub mod names;
 mod outline;
 mod pieces;
@@ -32,10 +33,11 @@ mod window;
 pub use bundle::TextBundle;
 pub use catalogue::{FetchProgress, LocatedModel, ModelChecks, ModelSources};
 pub use config::{
-    Activation, AttentionSpec, BlockNorms, ClampedSilu, ConvolutionSpec, DecoderForm, ExpertScores, ExpertsSpec,
-    Family, KvHeads, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, NormKind, Norms, PositionEncoding,
-    ProjectionFactors, QueryKeyNorms, QueryTemperature, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, RopeScaling,
-    RopeSpec, SamplingDefaults, StateHeads, StateSpaceRule,
+    Activation, AttentionSpec, BlockNorms, ClampedSilu, ConvolutionSpec, DecoderForm, EncoderSpec, ExpertScores,
+    ExpertsSpec, Family, KvHeads, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, NormKind, Norms, PooledActivation,
+    PooledLayer, Pooling, PoolingSpec, PositionEncoding, ProjectionFactors, QueryKeyNorms, QueryTemperature,
+    RecurrenceRule, RecurrenceSpec, RecurrenceStorage, RopeScaling, RopeSpec, SamplingDefaults, StateHeads,
+    StateSpaceRule,
 };
 pub use conversation::{Conversation, TEMPLATE_NAMES};
 pub use error::{Error, Result};
@@ -119,17 +121,24 @@ impl Checkpoint {
         let generation = read_json_if_there(&path.join("generation_config.json"))?;
         let tokenizer = read_json_if_there(&path.join("tokenizer_config.json"))?;
         let name = catalogue::name_of(path);
-        let spec =
+        let mut spec =
             ModelSpec::from_config(&config, &generation, &tokenizer, &name).map_err(Error::with_path(&config_path))?;
+        if let Some(pooling) = modules::pooling_of_folder(path)?.filter(|_| !spec.pooling.is_classifier()) {
+            spec.pooling = pooling;
+        }
+        let products = spec.pooling.layers.iter().map(|layer| layer.product.as_str());
+        let modules: Vec<String> = products.filter_map(modules::folder_of).map(str::to_owned).collect();
+        let modules: Vec<&str> = modules.iter().map(String::as_str).collect();
         let defaults = SamplingDefaults::from_generation_config(&generation);
         let scaling = QuantConfig::from_config(&config).map_err(Error::with_path(&config_path))?;
-        Ok(Checkpoint::new(path, spec, defaults, WeightFiles::Folder(Shards::open(path, scaling)?)))
+        Ok(Checkpoint::new(path, spec, defaults, WeightFiles::Folder(Shards::open(path, &modules, scaling)?)))
     }
 
     fn new(path: &Path, spec: ModelSpec, defaults: SamplingDefaults, weights: WeightFiles) -> Checkpoint {
         let first = spec.layers.iter().position(|layer| layer.has_experts);
         let format = weights.kind(&spec, first.map(|layer| format!("model.layers.{layer}")).as_deref());
-        let sources = names::stored_tensors(&spec, format);
+        let mut sources = names::stored_tensors(&spec, format);
+        sources.extend(names::pooling::biases(&spec.pooling));
         let mtp_kind = |layer: &str| weights.kind(&spec, spec.experts.map(|_| layer));
         let mtp = MtpWeights::find(&spec, mtp_kind, |name| weights.find(name).is_some());
         Checkpoint { path: path.to_owned(), spec, defaults, weights, sources, mtp }
@@ -339,14 +348,24 @@ fn is_turned(spec: &ModelSpec, stack: &Tensor<'_>) -> bool {
     !is_scaled && (by_shape || spec.family.definition().tensors.turns_plain_experts)
 }
 
-/// Returns the names that a folder may use for a tensor. GPT-2's own folder has no `transformer.` prefix. In a model
+/// Where models with a head keep an encoder.
+const BASES: [&str; 6] = ["bert", "roberta", "mpnet", "nomic_bert", "model", "camembert"];
+
+/// Returns the names that a folder may use for a tensor. GPT-2's own folder has no `transformer.` prefix, and a folder
+/// of layers alone no `model.`. In a model
 /// that also takes images, the text model is a part, under one of three names.
 fn names_in_folder(name: &str) -> Vec<Cow<'_, str>> {
     let below = |part: &str| name.strip_prefix("model.").map(|name| Cow::Owned(format!("model.{part}.{name}")));
     let in_older = Cow::Owned(format!("language_model.{name}"));
-    let shorter = name.strip_prefix("transformer.").map(Cow::Borrowed);
+    let shorter = name.strip_prefix("transformer.").or(name.strip_prefix("model.")).map(Cow::Borrowed);
+    let in_base = BASES.iter().map(|base| Cow::Owned(format!("{base}.{name}")));
+    let older_norm = name.contains("LayerNorm").then(|| {
+        let older = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta");
+        [Cow::Owned(format!("bert.{older}")), Cow::Owned(older)]
+    });
     let in_whole = below("language_model").into_iter().chain(below("text_model"));
-    [Cow::Borrowed(name)].into_iter().chain(shorter).chain(in_whole).chain([in_older]).collect()
+    let names = [Cow::Borrowed(name)].into_iter().chain(shorter).chain(in_whole).chain([in_older]);
+    names.chain(in_base).chain(older_norm.into_iter().flatten()).collect()
 }
 
 #[cfg(test)]

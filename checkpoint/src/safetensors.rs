@@ -8,6 +8,7 @@ use crate::groups::fp4::{Fp4Matrix, fp4_matrix};
 use crate::groups::join::{digits_of, grouped_matrix};
 use crate::groups::method::QuantMethod;
 use crate::groups::{GroupQuantMatrix, MatrixReader};
+use crate::modules::in_folder;
 use crate::scaling::QuantConfig;
 use crate::small_files::{is_plain_name, read_json};
 use crate::tensor::{ScaleBytes, Tensor, rows_and_cols};
@@ -92,11 +93,17 @@ const EXPONENTS: &str = "_scales";
 type TensorParts = BTreeMap<String, TensorPart>;
 
 impl Shards {
-    pub fn open(folder: &Path, scaling: QuantConfig) -> Result<Shards> {
+    /// Opens a model's files, and those of the modules in its subfolders, whose tensors have the subfolder's name in
+    /// theirs.
+    pub fn open(folder: &Path, modules: &[&str], scaling: QuantConfig) -> Result<Shards> {
         let (tensors, refused) = (BTreeMap::new(), BTreeMap::new());
         let (mut shards, mut parts) = (Shards { shards: Vec::new(), tensors, refused, scaling }, TensorParts::new());
         for file in shard_files(folder)? {
-            shards.add(&file, &mut parts)?;
+            shards.add(&file, str::to_owned, &mut parts)?;
+        }
+        for module in modules {
+            let named = |tensor: &str| in_folder(module, tensor);
+            shards.add(&folder.join(module).join(SINGLE), named, &mut parts)?;
         }
         shards.join_groups(&mut parts).and_then(|()| shards.join_halves(&parts)).map_err(Error::with_path(folder))?;
         Ok(shards)
@@ -158,9 +165,10 @@ impl Shards {
         Ok(())
     }
 
-    fn add(&mut self, file: &Path, parts: &mut TensorParts) -> Result<()> {
+    fn add(&mut self, file: &Path, named: impl Fn(&str) -> String, parts: &mut TensorParts) -> Result<()> {
         let opened = SourceFile::open_filled(file)?;
         for (name, tensor) in read_header(&opened, self.shards.len())? {
+            let name = named(&name);
             if self.tensors.contains_key(&name) || parts.contains_key(&name) {
                 let what = format!("the tensor {name} is in another shard too");
                 return Err(Error::Malformed { path: file.to_owned(), what });

@@ -229,6 +229,9 @@ pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
+/// The most tokens that a step of an encoder has by default.
+const ENCODER_TOKENS_MAX: u32 = 8192;
+
 impl Config {
     /// The secret of one epoch's ranks, which no other process has, not even ranks of another epoch.
     pub(crate) fn mesh_secret(&self, epoch: Epoch) -> [u8; 32] {
@@ -262,6 +265,12 @@ impl Config {
         self.limits.steps_in_flight_max + u32::from(grid.pp).saturating_sub(1)
     }
 
+    /// The most tokens of one step. A step of an encoder has room for the longest text, which is computed at once.
+    pub(crate) fn batch_tokens_max(&self) -> u32 {
+        let longest = if self.shape.keeps_nothing() { self.shape.context.min(ENCODER_TOKENS_MAX) } else { 0 };
+        self.limits.batch_tokens_max.max(longest)
+    }
+
     /// The scheduler's config for a replica with this blueprint.
     pub fn scheduler(&self, blueprint: &Blueprint, policy: PolicyDigest) -> scheduler::Config {
         let (limits, context) = (&self.limits, blueprint.context);
@@ -272,9 +281,12 @@ impl Config {
             waiting_max: limits.waiting_max,
             // A prompt that fits the context must fit an empty queue.
             waiting_tokens_max: limits.waiting_tokens_max.max(context.into()),
-            batch_tokens_max: limits.batch_tokens_max,
+            batch_tokens_max: self.batch_tokens_max(),
             // The pools were sized for slices of at most `slice_max`.
-            chunk_tokens_max: limits.chunk_tokens_max.min(self.policy.slice_max),
+            chunk_tokens_max: match self.shape.keeps_nothing() {
+                true => self.batch_tokens_max(),
+                false => limits.chunk_tokens_max.min(self.policy.slice_max),
+            },
             pace: limits.pace,
             fetch_micros: limits.fetch_micros,
             n_stages: blueprint.grid.pp.into(),

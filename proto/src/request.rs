@@ -33,6 +33,7 @@ impl From<&Request> for wire::Request {
             needs_progress: false,
             predicted: request.predicted.clone(),
             cache_hint: cache_hint_to_wire(request.cache_hint),
+            second_text: request.second_text,
         }
     }
 }
@@ -80,6 +81,7 @@ impl TryFrom<wire::Request> for Request {
             cache_salt: cache_salt_from_wire(&request.cache_salt)?,
             predicted: request.predicted,
             cache_hint: cache_hint_from_wire(request.cache_hint)?,
+            second_text: request.second_text,
         })
     }
 }

@@ -154,7 +154,8 @@ impl Setup {
     fn kv_memory(&self, shape: &ModelShape) -> u64 {
         let alike = Setup { cut: Cut::Alike, ..self.clone() };
         let largest = |blueprint: Blueprint| blueprint.n_blocks().into_iter().max();
-        let holds = |memory: u64| alike.plan(shape, memory).is_ok_and(|plan| largest(plan) >= Some(self.n_blocks));
+        let holds =
+            |memory: u64| alike.plan(shape, memory).is_ok_and(|plan| largest(plan).is_none_or(|n| n >= self.n_blocks));
         let (mut too_little, mut enough) = (0, KV_PLENTY);
         while enough - too_little > enough / KV_PRECISION {
             let middle = too_little.midpoint(enough);

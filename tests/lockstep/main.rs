@@ -16,6 +16,7 @@ mod advisories;
 mod conversations;
 mod cuda;
 mod drafts;
+mod encoders;
 mod flips;
 mod grammars;
 mod grids;

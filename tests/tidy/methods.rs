@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const STILL: &[(&str, &str)] = &[
     ("Generation", "21 fields"),
     // A model's fingerprint hashes its debug text.
-    ("ModelSpec", "24 fields"),
+    ("ModelSpec", "26 fields"),
     ("Sampling", "19 fields"),
     ("Assignment", "19 fields"),
     ("worker/collective/src/carriers/nccl/meet.rs fn connect", "7 parameters"),

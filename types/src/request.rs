@@ -32,6 +32,8 @@ pub struct Request {
     pub cache_apart: bool,
     pub cache_salt: CacheSalt,
     pub cache_hint: CacheHint,
+    /// Where the second text of a pair begins in the prompt; 0: it is one text. Only encoders distinguish the two.
+    pub second_text: u32,
     /// The answer that the client expects. A guess: no token depends on it.
     pub predicted: Tokens,
 }
@@ -79,7 +81,8 @@ impl Request {
 
     /// Whether ranks of a protocol before the newest would ignore part of it.
     pub fn needs_newest_features(&self) -> bool {
-        self.grammar.is_some() || !self.sampling.logprob_token_ids.is_empty() || self.sampling.penalties.window > 0
+        let has_lists = !self.sampling.logprob_token_ids.is_empty() || self.sampling.penalties.window > 0;
+        self.grammar.is_some() || has_lists || self.second_text > 0
     }
 
     pub fn n_tokens(&self) -> usize {

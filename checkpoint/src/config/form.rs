@@ -13,6 +13,10 @@ pub struct DecoderForm {
     pub norm_kind: NormKind,
     /// Learned positions are added to the embedding.
     pub learns_positions: bool,
+    /// The embedding is normed before the first layer.
+    pub norms_embedding: bool,
+    /// The stream is normed behind the last layer.
+    pub norms_output: bool,
     /// The stream is multiplied by a stored number behind each layer.
     pub scales_layers: bool,
 }
@@ -39,6 +43,8 @@ pub enum Activation {
     Silu,
     /// gelu(gate) * up
     Gelu,
+    /// gelu(gate) * up, with the error function
+    GeluErf,
     /// gelu(up), without a gate
     PlainGelu,
     /// The same with the error function
@@ -49,7 +55,7 @@ pub enum Activation {
 
 impl Activation {
     pub fn has_gate(self) -> bool {
-        matches!(self, Activation::Silu | Activation::Gelu)
+        matches!(self, Activation::Silu | Activation::Gelu | Activation::GeluErf)
     }
 }
 
@@ -76,15 +82,27 @@ pub enum BlockNorms<N> {
 pub enum Norms<N> {
     Before(N),
     Behind(N),
-    Around { before: N, behind: N },
+    Around {
+        before: N,
+        behind: N,
+    },
+    /// The norm of the stream, after the output has been added, takes the stream's place.
+    OfSum(N),
+    None,
 }
 
 impl<N> Norms<N> {
+    fn is_before(&self) -> bool {
+        matches!(self, Norms::Before(_))
+    }
+
     pub fn map<T, E>(&self, of: impl Fn(&N) -> Result<T, E>) -> Result<Norms<T>, E> {
         Ok(match self {
             Norms::Before(norm) => Norms::Before(of(norm)?),
             Norms::Behind(norm) => Norms::Behind(of(norm)?),
             Norms::Around { before, behind } => Norms::Around { before: of(before)?, behind: of(behind)? },
+            Norms::OfSum(norm) => Norms::OfSum(of(norm)?),
+            Norms::None => Norms::None,
         })
     }
 }
@@ -105,9 +123,18 @@ impl<N> BlockNorms<N> {
     /// Whether a sublayer's output goes straight to the stream, everywhere.
     pub fn are_all_before(&self) -> bool {
         match self {
-            BlockNorms::InTurn { attention, mlp } => [attention, mlp].iter().all(|of| matches!(of, Norms::Before(_))),
+            BlockNorms::InTurn { attention, mlp } => [attention, mlp].iter().all(|of| of.is_before()),
             BlockNorms::SideBySide { .. } => false,
-            BlockNorms::Alone(norms) => matches!(norms, Norms::Before(_)),
+            BlockNorms::Alone(norms) => norms.is_before(),
+        }
+    }
+
+    /// The same norms, but attention reads the stream as it is.
+    #[must_use]
+    pub fn without_first(self) -> BlockNorms<N> {
+        match self {
+            BlockNorms::InTurn { mlp, .. } => BlockNorms::InTurn { attention: Norms::None, mlp },
+            other => other,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! `json` and `gguf` each read one format, by the rules that a family's definition has for it. The values that both
 //! return are checked here.
 
+mod encoder;
 mod form;
 pub(crate) mod gguf;
 pub(crate) mod json;
@@ -11,6 +12,7 @@ mod parts;
 mod sampling;
 
 pub use crate::families::Family;
+pub use encoder::{EncoderSpec, PooledActivation, PooledLayer, Pooling, PoolingSpec};
 pub use form::{Activation, BlockNorms, DecoderForm, NormKind, Norms};
 pub use mixer::{
     ConvolutionSpec, MixerSpec, ProjectionFactors, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, StateHeads,
@@ -63,6 +65,9 @@ pub struct ModelSpec {
     pub is_parallel: bool,
     /// The head is the embedding matrix; there is no `lm_head.weight`.
     pub tied_embeddings: bool,
+    /// A position sees those behind it, and the model has no head: it draws no token.
+    pub encoder: Option<EncoderSpec>,
+    pub pooling: PoolingSpec,
     pub bos: Option<Token>,
     /// Tokens that end an answer, the main one first.
     pub eos: Vec<Token>,
@@ -84,6 +89,8 @@ impl ModelSpec {
             KvLayout::heads(n, dim)
         };
         let attention = |layer: &LayerSpec| match layer.window.filter(|window| *window < self.context) {
+            // The positions of a text are computed at once, and nothing is kept of them.
+            _ if self.encoder.is_some() => None,
             _ if !layer.mixer.has_attention() || layer.kv_of.is_some() => None,
             Some(window) => Some(heads(layer).with_window(window)),
             None => Some(heads(layer)),
@@ -168,7 +175,7 @@ impl ModelSpec {
             MixerSpec::Convolution(_) => 4 * hidden * hidden,
             MixerSpec::None => 0,
         });
-        let n_tables = if self.tied_embeddings { 1 } else { 2 };
+        let n_tables = if self.tied_embeddings || self.encoder.is_some() { 1 } else { 2 };
         let positions = if form.learns_positions { u64::from(self.context) } else { 0 };
         // A row of a table for each token, and in each layer two products and one of the embedding.
         let inputs = u64::from(self.layer_input) * u64::from(self.n_layers) * (u64::from(self.vocab) + 3 * hidden);
@@ -210,6 +217,7 @@ impl ModelSpec {
         self.rope.check(self.rope_head_dim())?;
         self.local_rope.iter().try_for_each(|rope| rope.check(self.head_dim))?;
         self.check_families()?;
+        self.encoder.iter().try_for_each(EncoderSpec::check)?;
         if let Some(token) = self.bos.iter().chain(&self.eos).find(|token| **token >= self.vocab) {
             return ParseError::malformed(format!(
                 "the special token {token} is outside the vocabulary of {}",

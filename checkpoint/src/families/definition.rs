@@ -3,7 +3,8 @@
 use crate::config::gguf::keys::GgufKeys;
 use crate::config::json::keys::JsonKeys;
 use crate::config::{
-    BlockNorms, DecoderForm, ExpertsSpec, LayerSpec, MixerSpec, ModelMultipliers, PositionEncoding, QueryKeyNorms,
+    BlockNorms, DecoderForm, EncoderSpec, ExpertsSpec, LayerSpec, MixerSpec, ModelMultipliers, PooledLayer, Pooling,
+    PositionEncoding, QueryKeyNorms,
 };
 use crate::error::ParseError;
 use crate::names::rows::{MtpTables, TensorMapping};
@@ -20,6 +21,7 @@ pub struct FamilyDefinition {
     pub config: ConfigRules,
     pub readers: ConfigReaders,
     pub gguf: GgufRules,
+    pub encoder: EncoderReaders,
     pub tensors: TensorTables,
     pub form: DecoderForm,
     /// The norms of models whose attention and MLP see the same stream, if they differ.
@@ -117,6 +119,8 @@ pub enum LocalTheta {
 #[derive(Clone, Copy)]
 pub struct ConfigRules {
     pub class: &'static str,
+    /// Classes of the same model without a head, or with others.
+    pub other_classes: &'static [&'static str],
     pub model_type: &'static str,
     pub keys: &'static ConfigKeys,
     /// The activations that a config may name and that are implemented.
@@ -190,6 +194,17 @@ pub struct ConfigReaders {
     pub adjust_layers: fn(&JsonKeys<'_>, Vec<LayerSpec>) -> Parsed<Vec<LayerSpec>>,
     /// The width of the input that each layer has of its own for each token; 0: there is none.
     pub layer_input: fn(&JsonKeys<'_>) -> Parsed<u32>,
+}
+
+/// What distinguishes encoders and classifiers.
+#[derive(Clone, Copy)]
+pub struct EncoderReaders {
+    /// What makes a model an encoder, in a config and in a GGUF.
+    pub config: fn(&JsonKeys<'_>) -> Parsed<Option<EncoderSpec>>,
+    pub gguf: fn(&GgufKeys<'_>) -> Parsed<Option<EncoderSpec>>,
+    /// How a model with a classifier pools, and the layers of the classifier, from the hidden size and the number of
+    /// labels.
+    pub classifier: fn(&JsonKeys<'_>, u32, u32) -> Parsed<(Pooling, Vec<PooledLayer>)>,
 }
 
 type LayerReader = fn(&JsonKeys<'_>) -> Parsed<Vec<LayerSpec>>;

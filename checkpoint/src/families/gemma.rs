@@ -3,11 +3,13 @@
 //! have a rope of their own.
 
 use super::definition::{
-    ChatForm, ConfigKeys, ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules, LayerPositions,
-    LocalTheta, TensorTables, WindowPattern, WindowUse,
+    ChatForm, ConfigKeys, ConfigReaders, ConfigRules, EncoderReaders, FamilyDefinition, FamilyRules, GgufRules,
+    LayerPositions, LocalTheta, TensorTables, WindowPattern, WindowUse,
 };
 use super::llama::{GELU_TANH, HALVES, KEYS, LLAMA, is_local_in_pattern};
-use crate::config::{Activation, BlockNorms, DecoderForm, Norms, PositionEncoding, QueryKeyNorms};
+use crate::config::{
+    Activation, BlockNorms, DecoderForm, EncoderSpec, LayerSpec, Norms, PositionEncoding, QueryKeyNorms,
+};
 use crate::names::rows::Dim::{Hidden, One};
 use crate::names::rows::{TensorMapping, row};
 
@@ -57,6 +59,34 @@ pub const GEMMA3: FamilyDefinition = FamilyDefinition {
     gguf: GgufRules { n_layers_of_largest: Some(62), window_pattern: WindowPattern::Period, ..HALVES },
     ..GEMMA2
 };
+
+/// Gemma 3 as an encoder. A window's number counts the positions on both sides.
+pub const EMBEDDING_GEMMA: FamilyDefinition = FamilyDefinition {
+    name: "EmbeddingGemma",
+    architecture: "gemma-embedding",
+    config: ConfigRules { class: "Gemma3TextModel", model_type: "gemma3_text_encoder", ..GEMMA3.config },
+    readers: ConfigReaders {
+        adjust_layers: |keys, layers| match keys.bool("use_bidirectional_attention")?.unwrap_or(false) {
+            true => Ok(layers.into_iter().map(with_half_window).collect()),
+            false => Ok(layers),
+        },
+        ..GEMMA3.readers
+    },
+    gguf: GgufRules {
+        adjust_layers: |_, layers| Ok(layers.into_iter().map(with_half_window).collect()),
+        ..GEMMA3.gguf
+    },
+    encoder: EncoderReaders {
+        config: |keys| Ok(keys.bool("use_bidirectional_attention")?.unwrap_or(false).then_some(EncoderSpec::PLAIN)),
+        gguf: |_| Ok(Some(EncoderSpec::PLAIN)),
+        ..GEMMA3.encoder
+    },
+    ..GEMMA3
+};
+
+fn with_half_window(layer: LayerSpec) -> LayerSpec {
+    LayerSpec { window: layer.window.map(|window| window / 2 + 1), ..layer }
+}
 
 pub const GEMMA_NORMS: &[TensorMapping] = &[
     row("input_layernorm.weight", [One, Hidden], "attn_norm.weight"),

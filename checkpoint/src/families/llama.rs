@@ -1,13 +1,14 @@
 //! Llama, of which most families change a few values: pre-norm decoder layers, grouped-query attention, a gated MLP.
 
 use super::definition::{
-    AttentionBias, ChatForm, ConfigKeys, ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules,
-    LayerPositions, TensorTables, WindowPattern, WindowUse,
+    AttentionBias, ChatForm, ConfigKeys, ConfigReaders, ConfigRules, EncoderReaders, FamilyDefinition, FamilyRules,
+    GgufRules, LayerPositions, TensorTables, WindowPattern, WindowUse,
 };
 use super::experts::{no_experts, no_gguf_experts};
 use crate::config::json::keys::JsonKeys;
 use crate::config::{
-    Activation, BlockNorms, DecoderForm, MixerSpec, ModelMultipliers, NormKind, Norms, PositionEncoding, QueryKeyNorms,
+    Activation, BlockNorms, DecoderForm, MixerSpec, ModelMultipliers, NormKind, Norms, PooledLayer, Pooling,
+    PositionEncoding, QueryKeyNorms,
 };
 use crate::error::ParseError;
 use crate::names::rows::{ATTENTION, ATTENTION_BIAS, EXPERTS, HEAD_NORMS, MLP, NORMS, OUTER};
@@ -31,6 +32,7 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
     },
     config: ConfigRules {
         class: "LlamaForCausalLM",
+        other_classes: &[],
         model_type: "llama",
         keys: &KEYS,
         activations: &["silu", "swish"],
@@ -80,6 +82,11 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
         scale: None,
         layer_input: None,
     },
+    encoder: EncoderReaders {
+        config: |_| Ok(None),
+        gguf: |_| Ok(None),
+        classifier: |_, hidden, n| Ok((Pooling::Last, vec![PooledLayer::product("score", hidden, n)])),
+    },
     tensors: TensorTables {
         outer: OUTER,
         layers: "model.layers",
@@ -106,6 +113,8 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
         recurrent_norms: None,
         norm_kind: NormKind::Rms,
         learns_positions: false,
+        norms_embedding: false,
+        norms_output: true,
         scales_layers: false,
     },
     parallel_norms: None,

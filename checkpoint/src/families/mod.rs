@@ -1,6 +1,7 @@
 //! The families of models. Each has a file with a constant that defines it; this file alone names all of them.
 
 mod bamba;
+mod bert;
 mod chats;
 mod cohere2;
 mod definition;
@@ -18,6 +19,7 @@ mod lfm2;
 mod llama;
 mod mamba;
 mod mistral;
+mod modern_bert;
 mod nemotron_h;
 mod olmo;
 mod olmo_hybrid;
@@ -88,6 +90,13 @@ families! {
     Bamba = bamba::BAMBA,
     NemotronH = nemotron_h::NEMOTRON_H,
     FalconH1 = falcon_h1::FALCON_H1,
+    Bert = bert::BERT,
+    Roberta = bert::ROBERTA,
+    MpNet = bert::MPNET,
+    NomicBert = bert::NOMIC_BERT,
+    NomicOwnKeys = bert::NOMIC_OWN_KEYS,
+    ModernBert = modern_bert::MODERN_BERT,
+    EmbeddingGemma = gemma::EMBEDDING_GEMMA,
 }
 
 /// The forms of chats that vocabularies show by their tokens. The first that matches counts.

@@ -5,9 +5,10 @@
 //! tensor, store several in one, or store it transposed.
 
 pub(crate) mod mtp;
+pub(crate) mod pooling;
 pub(crate) mod rows;
 
-use crate::config::{ExpertsSpec, LayerSpec, MixerSpec, ModelSpec, QueryKeyNorms, RecurrenceSpec};
+use crate::config::{EncoderSpec, ExpertsSpec, LayerSpec, MixerSpec, ModelSpec, QueryKeyNorms, RecurrenceSpec};
 use crate::pieces::CutUnit;
 use crate::tensor::InterleavedRows;
 use rows::{Dim, TensorCut, TensorMapping};
@@ -119,12 +120,24 @@ pub(crate) fn stored_tensors(spec: &ModelSpec, format: FileKind) -> HashMap<Stri
 fn required_and_stored(spec: &ModelSpec, format: FileKind) -> Vec<(RequiredTensor, StoredTensor)> {
     let of = &spec.family.definition().tensors;
     let inputs: &[TensorMapping] = if spec.layer_input > 0 { of.layer_inputs } else { &[] };
-    let outer = of.outer.iter().filter(|row| row.name != HEAD || !spec.tied_embeddings).chain(inputs);
+    let outer = of.outer.iter().filter(|row| is_in_model(spec, row)).chain(inputs);
     let mut all: Vec<_> = outer.map(|row| expected_tensor(spec, format, row, None, None)).collect();
     for (i, layer) in (0..).zip(&spec.layers) {
         all.extend(tensors_of_layer(spec, format, i, layer));
     }
+    all.extend(pooling::tensors(&spec.pooling));
     all
+}
+
+/// Whether a model has a tensor outside the layers that some models of its family have.
+fn is_in_model(spec: &ModelSpec, row: &TensorMapping) -> bool {
+    let of_encoder = |of: fn(&EncoderSpec) -> u32| spec.encoder.as_ref().is_some_and(|encoder| of(encoder) > 0);
+    match row.name {
+        HEAD => !spec.tied_embeddings && spec.encoder.is_none(),
+        rows::TOKEN_TYPES => of_encoder(|of| of.n_token_types),
+        rows::DISTANCES => of_encoder(|of| of.n_distance_buckets),
+        _ => true,
+    }
 }
 
 fn tensors_of_layer(
@@ -133,7 +146,7 @@ fn tensors_of_layer(
     i: u32,
     layer: &LayerSpec,
 ) -> impl Iterator<Item = (RequiredTensor, StoredTensor)> {
-    layer_rows(spec, layer).flat_map(move |row| {
+    layer_rows(spec, i, layer).flat_map(move |row| {
         let is_of_expert = row.name.contains("{e}");
         let experts = if is_of_expert { (0..n_experts(spec)).map(Some).collect() } else { vec![None] };
         experts.into_iter().map(move |expert| expected_tensor(spec, format, row, Some(i), expert))
@@ -141,7 +154,7 @@ fn tensors_of_layer(
 }
 
 /// The rows of a layer: its norms, its mixer, its MLP, its input.
-fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> impl Iterator<Item = &'static TensorMapping> {
+fn layer_rows(spec: &ModelSpec, i: u32, layer: &LayerSpec) -> impl Iterator<Item = &'static TensorMapping> {
     let of = &spec.family.definition().tensors;
     let is_attention = layer.mixer.has_attention();
     let rule = layer.mixer.recurrence().map(|of| of.rule);
@@ -159,7 +172,9 @@ fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> impl Iterator<Item = &'sta
         (spec.layer_input > 0, of.layer_input),
     ];
     let (reads_others, has_values) = (layer.kv_of.is_some(), !spec.kv_heads_of(layer).values_are_keys);
+    let skips_norm = i == 0 && spec.encoder.is_some_and(|of| of.skips_first_norm);
     let is_stored = move |row: &&TensorMapping| match row.name {
+        "input_layernorm.weight" | "input_layernorm.bias" => !skips_norm,
         "self_attn.k_proj.weight" | "self_attn.k_norm.weight" => !reads_others,
         "self_attn.v_proj.weight" => !reads_others && has_values,
         "linear_attn.norm.weight" => rule.is_none_or(|rule| rule.has_norm()),
@@ -226,6 +241,7 @@ fn cut_by(dims: [Dim; 2]) -> [Option<CutUnit>; 2] {
         Dim::One | Dim::Hidden | Dim::TwiceHidden | Dim::OneHead | Dim::OneOfHeads => None,
         Dim::OneKey | Dim::OneValue | Dim::ValuesOfKey | Dim::HeadsOfKey | Dim::Taps => None,
         Dim::ExpertInner | Dim::Experts | Dim::Context | Dim::LayerInput | Dim::LayerInputs => None,
+        Dim::BeforeFirst | Dim::TokenTypes | Dim::DistanceBuckets | Dim::QueryHeads => None,
     };
     if dims[0] == Dim::One { [None, None] } else { dims.map(of_dim) }
 }
@@ -235,6 +251,7 @@ fn length(dim: Dim, spec: &ModelSpec, layer: Option<u32>) -> usize {
     let kv_heads = spec.kv_heads_of(layer);
     let heads = |n: u32| n as usize * kv_heads.dim as usize;
     let state = |of: fn(&RecurrenceSpec) -> u32| spec.recurrence().as_ref().map_or(0, of);
+    let of_encoder = |of: fn(&EncoderSpec) -> u32| spec.encoder.as_ref().map_or(0, of);
     let length = match dim {
         Dim::One => 1,
         Dim::Hidden => spec.hidden,
@@ -257,6 +274,10 @@ fn length(dim: Dim, spec: &ModelSpec, layer: Option<u32>) -> usize {
         Dim::Convolved => spec.state_heads().map_or(0, |of| of.n * of.dim),
         Dim::Taps => spec.state_mixer().map_or(0, |mixer| mixer.taps()),
         Dim::Context => spec.context,
+        Dim::BeforeFirst => of_encoder(|of| of.n_rows_before_first),
+        Dim::TokenTypes => of_encoder(|of| of.n_token_types),
+        Dim::DistanceBuckets => of_encoder(|of| of.n_distance_buckets),
+        Dim::QueryHeads => spec.n_heads,
         Dim::Vocab => spec.vocab,
         Dim::LayerInput => spec.layer_input,
         Dim::LayerInputs => spec.layer_input * spec.n_layers,

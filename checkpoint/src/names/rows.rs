@@ -17,6 +17,12 @@ pub enum Dim {
     SharedInner,
     Experts,
     Context,
+    /// The rows of a table of positions before that of the first token.
+    BeforeFirst,
+    TokenTypes,
+    DistanceBuckets,
+    /// One number for each query head, in each row of a table.
+    QueryHeads,
     Vocab,
     /// The width of each layer's own input, and that of all layers together.
     LayerInput,
@@ -208,6 +214,10 @@ pub const GATE_UP_FILES: [&str; 2] = ["mlp.gate_up_proj.weight", "ffn_up.weight"
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
 pub const POSITIONS: &str = "model.embed_positions.weight";
 pub const LAYER_INPUTS: &str = "model.embed_tokens_per_layer.weight";
+pub const TOKEN_TYPES: &str = "model.embed_types.weight";
+pub const DISTANCES: &str = "model.distances.weight";
+pub const EMBEDDING_NORM: &str = "model.embed_norm.weight";
+pub const EMBEDDING_NORM_BIAS: &str = "model.embed_norm.bias";
 pub const NORM: &str = "model.norm.weight";
 pub const NORM_BIAS: &str = "model.norm.bias";
 pub const HEAD: &str = "lm_head.weight";

@@ -62,6 +62,18 @@ impl AcceptanceLimits {
         self.length_whole(request, config)
     }
 
+    /// Refuses what cannot be one slice, where nothing is kept of a request's positions.
+    fn check_whole(&self, request: &Request, config: &Config) -> Result<(), RequestRejection> {
+        let (needed, available) = (request.n_tokens() as u64, u64::from(config.slice_max()));
+        match config.keeps_nothing() {
+            true if request.goal != Goal::Pool => Err(RequestRejection::Encoder),
+            true if needed > available => {
+                Err(RequestRejection::TooLong { limit: "batch_tokens_max", needed, available })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The longest log that the request may reach, if that fits the context, and as much of it as the pool has room
     /// for.
     fn length_whole(&self, request: &Request, config: &Config) -> Result<u32, RequestRejection> {
@@ -71,6 +83,7 @@ impl AcceptanceLimits {
         if let Some(finish) = finish_if_complete(request) {
             return Err(RequestRejection::Finished(finish));
         }
+        self.check_whole(request, config)?;
         let n_tokens = request.n_tokens() as u64;
         let undrawn = u64::from(undrawn(request.goal));
         let context_max = u64::from(config.context_max) + undrawn;

@@ -109,6 +109,12 @@ impl Config {
         pools.find(|(group, n_blocks)| needed(group) > **n_blocks).map(|(_, &n_blocks)| n_blocks)
     }
 
+    /// Whether nothing is kept of a request's positions. Then each request is one slice: no later slice could read what
+    /// an earlier one computed.
+    pub(crate) fn keeps_nothing(&self) -> bool {
+        self.groups.is_empty()
+    }
+
     /// The most tokens of any slice.
     pub(crate) fn slice_max(&self) -> u32 {
         self.chunk_tokens_max.min(self.batch_tokens_max)
@@ -118,7 +124,6 @@ impl Config {
     pub fn supported(&self) -> Result<(), Unsupported> {
         self.groups.iter().try_for_each(CacheGroup::supported)?;
         let refusals = [
-            (self.groups.is_empty(), "no cache groups"),
             (self.groups.len() > GROUPS_MAX, "more than 8 cache groups"),
             (self.n_blocks.len() != self.groups.len(), "other than one n_blocks for each cache group"),
             (self.n_blocks.contains(&0), "n_blocks = 0"),

@@ -17,6 +17,8 @@ pub enum RequestRejection {
     OlderRanks,
     #[error("the request with its lists takes {needed} bytes, and starts_bytes_max allows {available}")]
     TooLarge { needed: usize, available: usize },
+    #[error("the model is an encoder, which draws no tokens")]
+    Encoder,
     #[error("the request has no tokens")]
     Empty,
     /// A request that is resubmitted after it was complete.

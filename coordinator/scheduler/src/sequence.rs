@@ -172,7 +172,10 @@ impl Sequence {
         self.progress.n_computed = n_computed;
         self.progress.n_sure = n_computed;
         self.progress.generation = generation;
-        self.progress.chunk_max = share.max(config.chunk_tokens_min).min(config.chunk_tokens_max);
+        self.progress.chunk_max = match config.keeps_nothing() {
+            true => u32::MAX,
+            false => share.max(config.chunk_tokens_min).min(config.chunk_tokens_max),
+        };
         self.state = SequenceState::Running;
         self.held = true;
         self.awaited = None;

@@ -101,7 +101,7 @@ impl Deployment {
             n_blocks: blueprint.n_blocks(),
             kv_bytes: shard.kv_bytes,
             context,
-            batch_tokens_max: self.config.limits.batch_tokens_max,
+            batch_tokens_max: self.config.batch_tokens_max(),
             running_max: policy.running_max,
             meet_max_millis: millis(waits.meet_max),
             exchange_max_millis: millis(waits.exchange_max),

@@ -42,6 +42,11 @@ pub struct ExpertShape {
 }
 
 impl ModelShape {
+    /// Whether nothing is kept of a request's positions: it is an encoder.
+    pub fn keeps_nothing(&self) -> bool {
+        self.cache.groups().is_empty()
+    }
+
     pub fn of(checkpoint: &Checkpoint) -> ModelShape {
         ModelShape::from_sizes(checkpoint.spec(), checkpoint.sizes())
     }

@@ -24,6 +24,7 @@ impl From<RequestRejection> for SubmitRefusal {
             RequestRejection::Full { .. } => Reason::Full,
             RequestRejection::TooLong { .. } | RequestRejection::TooLarge { .. } => Reason::TooLong,
             RequestRejection::Empty | RequestRejection::Finished(_) => Reason::Invalid,
+            RequestRejection::Encoder => Reason::Unsupported,
             RequestRejection::Duplicate => Reason::Duplicate,
             RequestRejection::Draining => Reason::Draining,
             RequestRejection::Deadline => Reason::Deadline,

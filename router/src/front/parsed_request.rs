@@ -159,6 +159,7 @@ impl Purpose {
     ) -> Result<(Request, AnswerTextSettings), Refusal> {
         match self {
             Purpose::Generate(mut sampling) => {
+                of.check_generates()?;
                 sampling.seed = sampling.seed.or(seed);
                 of.sampling(*sampling, limits)
             }

@@ -8,7 +8,7 @@
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::{
     Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvPages, KvSpec, Linear, Memory, PassSlice,
-    StoredMatrix, Weights,
+    ScoreTerms, StoredMatrix, Weights,
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -109,7 +109,7 @@ fn attention(cpu: &Cpu, n_slices: usize, n_rows: usize, start: usize) {
             &mut qkv,
             &kv,
             &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 },
-            None,
+            &ScoreTerms::NONE,
             &mut out,
         )
     });

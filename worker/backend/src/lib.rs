@@ -21,7 +21,8 @@ pub use ops::{
     ConvolvedChannels, Device, Draw, DrawError, DrawMask, DrawsInFlight, ElementOp, Expert, ExpertStack, Experts,
     FillPiece, Gate, HeadNorms, KvPages, KvSpec, Linear, MatrixShape, Memory, MlpActivation, PACKED_PIECE_BYTES,
     PackedBytes, PageCopy, PageMover, PassStats, Pointwise, Recurrence, RecurrenceCall, RecurrentHeads,
-    RecurrentWeights, RopeStyle, Routing, RunOutcome, Sample, ScoreRequest, Scoring, StateRule, Weights, WritePage,
+    RecurrentWeights, RopeStyle, Routing, RunOutcome, Sample, ScoreRequest, ScoreTerms, Scoring, StateRule, Weights,
+    WritePage,
 };
 pub use pass::{Batch, BlockTables, GroupBlockTables, Pass, PassSlice, Rows};
 pub use stored::StoredMatrix;

@@ -2,7 +2,7 @@
 //! the KV cache. Devices and models see a `Pass`, which borrows from a `Batch`.
 
 use std::ops::Range;
-use types::{BlockId, Token, Want};
+use types::{BLOCK_TOKENS, BlockId, Token, Want};
 
 /// A step as devices and models see it.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +18,8 @@ pub struct Rows<'a> {
     pub tokens: &'a [Token],
     /// The position of each row within its sequence.
     pub positions: &'a [u32],
+    /// The kind of each row's token, of models with a table for it: 1 in the second text of a pair, else 0.
+    pub types: &'a [u32],
     /// Rows whose logits are requested, in ascending order.
     pub outputs: &'a [u32],
     /// Rows whose token the device drew in the previous pass and the host does not know yet: (row, index of the draw).
@@ -54,6 +56,7 @@ pub struct BlockTables {
 pub struct Batch {
     pub tokens: Vec<Token>,
     pub positions: Vec<u32>,
+    pub types: Vec<u32>,
     pub slices: Vec<PassSlice>,
     /// One table per cache group of the model.
     pub tables: Vec<BlockTables>,
@@ -115,8 +118,8 @@ impl Batch {
 
     /// The view for devices and models.
     pub fn pass(&self) -> Pass<'_> {
-        let Batch { tokens, positions, slices, tables, outputs, drawn, n_padding } = self;
-        let rows = Rows { tokens, positions, outputs, drawn, n_padding: *n_padding };
+        let Batch { tokens, positions, types, slices, tables, outputs, drawn, n_padding } = self;
+        let rows = Rows { tokens, positions, types, outputs, drawn, n_padding: *n_padding };
         Pass { rows, slices, tables: GroupBlockTables { groups: tables } }
     }
 
@@ -127,10 +130,23 @@ impl Batch {
         self.positions.resize(n_rows.max(self.positions.len()), 0);
     }
 
+    /// Gives each slice blocks of its own, in the only table: of memory that only this pass uses.
+    pub fn lay_out_own_blocks(&mut self) {
+        let Some(table) = self.tables.first_mut() else { return };
+        let mut n_blocks = 0;
+        for slice in &self.slices {
+            let of_slice = n_blocks..n_blocks + (slice.rows.end - slice.rows.start).div_ceil(BLOCK_TOKENS);
+            n_blocks = of_slice.end;
+            table.blocks.extend(of_slice.map(BlockId));
+            table.bounds.push(n_blocks);
+        }
+    }
+
     /// Empties the batch and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();
+        self.types.clear();
         self.slices.clear();
         self.outputs.clear();
         self.drawn.clear();

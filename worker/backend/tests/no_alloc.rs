@@ -9,7 +9,7 @@ use allocations::n_allocations;
 use backend::cpu::{Cpu, Isa, Kv, Vector};
 use backend::{
     Attention, AttentionCall, AttentionHeads, Batch, BlockTables, Gate, KvPages, KvSpec, Linear, Memory, PassSlice,
-    Pointwise, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, RopeStyle, StateRule, Weights,
+    Pointwise, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, RopeStyle, ScoreTerms, StateRule, Weights,
 };
 use common::{File, Rng, cpu, filled};
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Want};
@@ -19,6 +19,7 @@ fn batch(n_rows: u32) -> Batch {
     Batch {
         tokens: (0..n_rows).collect(),
         positions: (0..n_rows).collect(),
+        types: vec![],
         slices: vec![PassSlice::new(0..n_rows, 0, Want::Nothing)],
         tables,
         outputs: vec![n_rows - 1],
@@ -94,7 +95,7 @@ fn ops_allocate_nothing() {
                 &mut qkv,
                 &kv,
                 &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 },
-                None,
+                &ScoreTerms::NONE,
                 &mut x,
             );
             let call = RecurrenceCall { pass: &batch.pass(), heads: &states, group: 0, layer: 0 };

@@ -96,6 +96,7 @@ fn rows(positions: Range<u32>, blocks: &[BlockId], n_groups: usize) -> Batch {
     let bounds = vec![0, blocks.len() as u32];
     Batch {
         tokens: positions.clone().map(|position| position * 31 % 1000).collect(),
+        types: vec![],
         positions: positions.clone().collect(),
         slices: vec![PassSlice::new(0..n_rows, positions.start, Want::Nothing)],
         tables: vec![BlockTables { blocks, bounds }; n_groups],

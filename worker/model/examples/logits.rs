@@ -89,6 +89,7 @@ fn batch_of(tokens: &[Token], start: usize, n_groups: usize) -> Result<Batch> {
     Ok(Batch {
         tokens: tokens.to_vec(),
         positions: (start..start + n_rows).collect(),
+        types: vec![],
         slices: vec![PassSlice::new(0..n_rows, start, Want::Nothing)],
         tables: vec![BlockTables { blocks, bounds }; n_groups],
         outputs: (0..n_rows).collect(),

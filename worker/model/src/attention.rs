@@ -7,7 +7,7 @@ use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
 use crate::limits::PassLimits;
 use crate::spread::{GatheredRows, parts_of_stage};
 use crate::weights::{MatrixRows, WeightLoader};
-use backend::{AttentionCall, AttentionHeads, Device, HeadNorms, Memory};
+use backend::{AttentionCall, AttentionHeads, Device, HeadNorms, Memory, ScoreTerms};
 use checkpoint::{KvHeads, LayerSpec, ModelSpec, PositionEncoding, QueryKeyNorms};
 use std::ops::Range;
 use types::{DeviceClass, RankPart};
@@ -74,7 +74,8 @@ struct CrossRankScratch<M: Memory> {
 pub fn heads(spec: &ModelSpec, layer: &LayerSpec) -> AttentionHeads {
     let KvHeads { n, dim, .. } = spec.kv_heads_of(layer);
     let whole = AttentionHeads::whole(spec.n_heads as usize, n as usize, dim as usize, spec.attention.scale);
-    AttentionHeads { cap: spec.attention.cap, is_reader: layer.kv_of.is_some(), ..whole }
+    let is_causal = spec.encoder.is_none();
+    AttentionHeads { cap: spec.attention.cap, is_reader: layer.kv_of.is_some(), is_causal, ..whole }
 }
 
 /// Returns each shape of heads that some layer has.
@@ -117,7 +118,11 @@ impl<M: Memory> SelfAttention<M> {
             output: RowParallel::load(at, "o_proj", hidden, &leaves)?,
             heads: AttentionHeads { window: of.window.map(|window| window as usize), ..heads },
             positions: of.positions,
-            place: spec.cache_groups().attention_place(&at.part().layers, of_cache),
+            place: match spec.encoder {
+                // All layers write the same memory, one after another.
+                Some(_) => (0, 0),
+                None => spec.cache_groups().attention_place(&at.part().layers, of_cache),
+            },
         })
     }
 
@@ -132,7 +137,7 @@ impl<M: Memory> SelfAttention<M> {
 }
 
 /// Returns the heads of these rows.
-fn heads_of_rows(rows: &Range<usize>, head_dim: usize) -> Range<usize> {
+pub fn heads_of_rows(rows: &Range<usize>, head_dim: usize) -> Range<usize> {
     rows.start / head_dim..rows.end / head_dim
 }
 
@@ -240,7 +245,8 @@ impl<D: Device> SelfAttention<D> {
         let call = AttentionCall { pass, heads: &self.heads, group, layer };
         device.rope_store(&mut scratch.qkv, ropes.rope_for(self.positions), &call, kv);
         // [n_rows, n_heads * head_dim]
-        device.attend(&mut scratch.qkv, kv, &call, self.sinks.as_ref(), &mut scratch.attended);
+        let terms = ScoreTerms { sinks: self.sinks.as_ref(), distances: ropes.distances.as_ref() };
+        device.attend(&mut scratch.qkv, kv, &call, &terms, &mut scratch.attended);
         if let (Some(gate), Some(its)) = (&self.gate, &mut scratch.gate) {
             gate.forward(device, x, n_rows, its); // [n_rows, n_heads * head_dim]
             device.sigmoid_mul(its, n_rows, &mut scratch.attended);

@@ -1,8 +1,9 @@
-//! The decoder that all families share: an embedding, blocks of attention or a recurrence and an MLP beside a residual
-//! stream, a head. The differences between families are fields of `DecoderForm`; differences inside a sublayer are in
-//! `Mixer`, `Mlp` and the spec.
+//! The layers that all families share, decoders and encoders: an embedding, blocks of attention or a recurrence and an
+//! MLP beside a residual stream, a head. The differences between families are fields of `DecoderForm`; differences
+//! inside a sublayer are in `Mixer`, `Mlp` and the spec.
 
 use crate::ctx::Ctx;
+use crate::distances;
 use crate::error::Result;
 use crate::kv::KvCache;
 use crate::layer_inputs::{LayerInput, LayerInputs};
@@ -10,6 +11,7 @@ use crate::layers::{Norm, Residual, run_or_replay_layers};
 use crate::limits::PassLimits;
 use crate::mixer::{Mixer, MixerScratch};
 use crate::mlp::{self, Mlp};
+use crate::pooling::PooledLayers;
 use crate::rope::Ropes;
 use crate::vocabulary::{Embedding, LmHead};
 use crate::weights::{MatrixRows, WeightLoader};
@@ -22,11 +24,15 @@ pub struct Decoder<M: Memory> {
     embed_tokens: Embedding<M>, // model.embed_tokens.weight [n_vocab, hidden]
     /// A table of learned positions, added to the embedding.
     embed_positions: Option<M::Matrix>, // model.embed_positions.weight [context, hidden]
+    /// A table of kinds of tokens, added to the embedding.
+    embed_types: Option<M::Matrix>, // model.embed_types.weight [n_token_types, hidden]
+    embed_norm: Option<Norm<M>>, // model.embed_norm [hidden]
     /// The inputs that layers have of their own.
     layer_inputs: Option<LayerInputs<M>>,
     blocks: Vec<Block<M>>, // model.layers.{i}
-    norm: Norm<M>,         // model.norm [hidden]
+    norm: Option<Norm<M>>, // model.norm [hidden]
     lm_head: LmHead<M>,    // lm_head.weight [n_vocab, hidden], or the embedding again
+    pooled_layers: PooledLayers<M>,
     ropes: Ropes<M>,
     residual: Residual<M>,
     scratch: DecoderScratch<M>,
@@ -66,6 +72,14 @@ impl<M: Memory> Decoder<M> {
             true => Some(model.rows(hidden, &[MatrixRows::all("embed_positions", spec.context as usize)])?),
             false => None,
         };
+        let embed_types = match spec.encoder.map_or(0, |of| of.n_token_types as usize) {
+            n if n > 0 && all.part().is_first() => Some(model.rows(hidden, &[MatrixRows::all("embed_types", n)])?),
+            _ => None,
+        };
+        let norm = |is_there: bool, name| match is_there {
+            true => Norm::load(&model, name, spec, form.norm_kind).map(Some),
+            false => Ok(None),
+        };
         let n_planes = blocks.iter().map(Block::n_planes).max().unwrap_or(1);
         Ok(Decoder {
             embed_tokens,
@@ -74,10 +88,13 @@ impl<M: Memory> Decoder<M> {
                 _ => Some(LayerInputs::load(&model, spec, limits)?),
             },
             embed_positions,
+            embed_types,
+            embed_norm: norm(form.norms_embedding && all.part().is_first(), "embed_norm")?,
             blocks,
-            norm: Norm::load(&model, "norm", spec, form.norm_kind)?,
+            norm: norm(form.norms_output, "norm")?,
+            pooled_layers: PooledLayers::load(all, spec)?,
             lm_head: lm_head.capped(spec.logits_cap).scaled_by(spec.factors.logits),
-            ropes: Ropes::load(all, spec, limits.context)?,
+            ropes: Ropes::load(all, spec, limits.context, distances::load(all, spec)?)?,
             residual: Residual::new(device, limits, hidden, n_planes)?,
             scratch: DecoderScratch::new(all, spec, form, limits, n_planes)?,
         })
@@ -100,6 +117,11 @@ impl<M: Memory> Decoder<M> {
 }
 
 impl<D: Device> Decoder<D> {
+    /// Replaces a pooled vector by what the layers behind pooling make of it.
+    pub fn finish_pooled(&mut self, device: &D, pooled: &mut Vec<f32>) {
+        self.pooled_layers.forward(device, pooled);
+    }
+
     /// The logits of the pass's outputs, on the rank that samples: [n_outputs, n_vocab]
     pub fn forward(
         &mut self,
@@ -108,15 +130,21 @@ impl<D: Device> Decoder<D> {
         pass: &Pass<'_>,
         kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
-        let Decoder { embed_tokens, layer_inputs, embed_positions, blocks, norm, lm_head, ropes, residual, scratch } =
-            self;
-        let ctx = &mut Ctx { device, ranks, pass, kv, ropes };
-        embed_tokens.forward(ctx, residual)?; // [n_rows, hidden]
+        let Decoder { layer_inputs, blocks, lm_head, residual, scratch, .. } = self;
+        let ctx = &mut Ctx { device, ranks, pass, kv, ropes: &self.ropes };
+        self.embed_tokens.forward(ctx, residual)?; // [n_rows, hidden]
         if let Some(inputs) = layer_inputs {
             inputs.compute(ctx, residual)?; // [n_rows, n_layers * width]
         }
-        if let Some(table) = embed_positions {
+        if let Some(table) = &self.embed_positions {
             device.embed(table, 0, pass.rows.positions, residual.due()); // [n_rows, hidden]
+        }
+        if let Some(table) = &self.embed_types {
+            residual.sum_with_due(device, pass.n_rows());
+            device.embed(table, 0, pass.rows.types, residual.due()); // [n_rows, hidden]
+        }
+        if let Some(norm) = &self.embed_norm {
+            residual.replace_by_norm(norm, device, pass.n_rows(), &mut scratch.x);
         }
         let only_sums = blocks.iter().all(|block| !block.mixer.as_ref().is_some_and(Mixer::shares_rows));
         run_or_replay_layers(ctx, residual, only_sums, |ctx, residual| {
@@ -126,7 +154,7 @@ impl<D: Device> Decoder<D> {
                 Ok(())
             })
         })?;
-        lm_head.forward(ctx, norm, residual) // [n_outputs, n_vocab]
+        lm_head.forward(ctx, self.norm.as_ref(), residual) // [n_outputs, n_vocab]
     }
 }
 
@@ -153,8 +181,12 @@ impl<M: Memory> DecoderScratch<M> {
 impl<M: Memory> Block<M> {
     pub fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, form: &DecoderForm, layer: usize) -> Result<Block<M>> {
         let of = &spec.layers[layer];
+        let norms = match spec.encoder.is_some_and(|of| of.skips_first_norm) && layer == 0 {
+            true => form.norms_of(&of.mixer).without_first(),
+            false => form.norms_of(&of.mixer),
+        };
         Ok(Block {
-            norms: form.norms_of(&of.mixer).map(|name| Norm::load(at, name, spec, form.norm_kind))?,
+            norms: norms.map(|name| Norm::load(at, name, spec, form.norm_kind))?,
             mixer: Mixer::load(at, spec, layer)?,
             mlp: match of.has_mlp {
                 true => Some(Mlp::load(at, spec, of, form.activation)?),
@@ -275,6 +307,16 @@ impl<D: Device> Block<D> {
             Norms::Behind(behind) => {
                 run(ctx, residual.sum_with_due(device, n_rows), out)?;
                 behind.plain(device, out, n_rows, residual.due());
+            }
+            Norms::OfSum(norm) => {
+                let (sum, due) = residual.sum_and_due(device, n_rows);
+                run(ctx, sum, due)?;
+                residual.replace_by_norm(norm, device, n_rows, x);
+                return Ok(());
+            }
+            Norms::None => {
+                let (sum, due) = residual.sum_and_due(device, n_rows);
+                run(ctx, sum, due)?;
             }
         }
         self.scale(ctx, residual);

@@ -98,6 +98,19 @@ impl<D: Device> Residual<D> {
         }
         &mut self.sum
     }
+
+    /// The stream, and the buffer to which a sublayer that reads it writes its output. [n_rows, hidden] each
+    pub fn sum_and_due(&mut self, device: &D, n_rows: usize) -> (&D::Buffer, &mut D::Buffer) {
+        self.sum_with_due(device, n_rows);
+        self.is_due = true;
+        (&self.sum, &mut self.due)
+    }
+
+    /// The stream becomes the norm of itself. `x` is as large as the stream, and is overwritten.
+    pub fn replace_by_norm(&mut self, norm: &Norm<D>, device: &D, n_rows: usize, x: &mut D::Buffer) {
+        norm.plain(device, self.sum_with_due(device, n_rows), n_rows, x);
+        std::mem::swap(&mut self.sum, x);
+    }
 }
 
 /// RMS norm with its weight, or LayerNorm with a bias.

@@ -6,6 +6,7 @@ mod attention;
 mod convolution;
 mod ctx;
 mod decoder;
+mod distances;
 mod error;
 mod kv;
 mod layer_inputs;
@@ -16,6 +17,7 @@ mod mlp;
 mod mlp_pair;
 mod mtp;
 mod packed;
+mod pooling;
 mod recurrence;
 mod rope;
 mod spread;
@@ -36,7 +38,8 @@ use decoder::Decoder;
 use layers::OwnedHeads;
 use std::ops::Range;
 use types::{
-    Activations, CacheGroup, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, PieceRun, PolicyDigest, RankPart,
+    Activations, BLOCK_TOKENS, CacheGroup, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, PieceRun, PolicyDigest,
+    RankPart,
 };
 use weights::{LoadTotals, WeightLoader};
 
@@ -65,7 +68,7 @@ impl<M: Device> Model<M> {
         source: LoadSource<'_>,
     ) -> Result<Model<M>> {
         let spec = checkpoint.spec();
-        let n_groups = spec.cache_groups().groups().len();
+        let n_groups = spec.cache_groups().groups().len().max(usize::from(spec.encoder.is_some()));
         match spec.state_mixer() {
             Some(MixerSpec::Recurrence(of) | MixerSpec::Both(of)) => {
                 device.check_recurrence(&recurrence::whole_heads(&of))?;
@@ -114,6 +117,11 @@ impl<M: Device> Model<M> {
 }
 
 impl<D: Device> Model<D> {
+    /// What a pooled vector becomes, on the rank that samples: an embedding, or a classifier's scores.
+    pub fn finish_pooled(&mut self, device: &D, pooled: &mut Vec<f32>) {
+        self.decoder.finish_pooled(device, pooled);
+    }
+
     /// Runs the pass, which all ranks run together. Returns the logits of its outputs, `[n_outputs, n_vocab]`, on the
     /// rank that samples; None elsewhere, and where there are no outputs.
     pub fn forward(
@@ -159,6 +167,18 @@ pub fn kv_specs(
         dtype,
     };
     groups.n_layers(&part.layers).zip(layouts).zip(n_blocks).map(of_group).collect()
+}
+
+/// The memory for K and V of an encoder's pass, which every layer writes again. A pass has at most so many rows, of at
+/// most so many texts. None for other models.
+pub fn encoder_kv(spec: &ModelSpec, part: &RankPart, class: DeviceClass, limits: [usize; 2]) -> Option<KvSpec> {
+    spec.encoder?;
+    let [rows_max, texts_max] = limits;
+    let whole = *attention::shapes(spec).first()?;
+    let n = OwnedHeads::of(class, part, whole).heads.n_kv_heads as u32;
+    // The last block of each text may be nearly empty.
+    let n_blocks = (rows_max / BLOCK_TOKENS as usize + texts_max).min(rows_max.max(1));
+    Some(KvSpec { n_layers: 1, n_blocks, layout: KvLayout::heads(n, whole.head_dim as u32), dtype: KvDtype::F32 })
 }
 
 /// The heads of each cache group that a rank keeps, as the model numbers them.

@@ -279,6 +279,7 @@ fn mlp_activation(activation: Activation) -> MlpActivation {
     match activation {
         Activation::Silu => MlpActivation::Gated(Gate::Silu),
         Activation::Gelu => MlpActivation::Gated(Gate::Gelu),
+        Activation::GeluErf => MlpActivation::Gated(Gate::GeluErf),
         Activation::PlainGelu => MlpActivation::Plain(ElementOp::Gelu),
         Activation::PlainGeluErf => MlpActivation::Plain(ElementOp::GeluErf),
         Activation::SquaredRelu => MlpActivation::Plain(ElementOp::ReluSquared),

@@ -79,7 +79,7 @@ impl<D: Device> MtpHead<D> {
             product: at.rows(2 * hidden, &[MatrixRows::all("fc", hidden)])?,
             norm: norm("norm")?,
             lm_head,
-            ropes: Ropes::load(&all, &spec, limits.context)?,
+            ropes: Ropes::load(&all, &spec, limits.context, None)?,
             residual: Residual::new(device, limits, hidden, n_planes)?,
             scratch: MtpScratch {
                 previous: rows(hidden)?,
@@ -134,7 +134,7 @@ impl<D: Device> MtpHead<D> {
         device.copy_columns(normed, 0..n_rows, 0..hidden, joined, 0, hidden);
         device.linear(joined, &self.product, n_rows, residual.begin()); // [n_rows, hidden]
         block.forward(ctx, residual, decoder)?;
-        self.lm_head.forward(ctx, &self.norm, residual) // [n_outputs, n_vocab]
+        self.lm_head.forward(ctx, Some(&self.norm), residual) // [n_outputs, n_vocab]
     }
 }
 

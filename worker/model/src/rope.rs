@@ -11,11 +11,18 @@ pub struct Ropes<M: Memory> {
     local: Option<M::Rope>,
     /// What the queries of each position are multiplied by. [context]
     pub query_factors: Option<M::Vector>,
+    /// What this rank's scores have by the distance from query to key. [n_heads, 2 * reach + 1]
+    pub distances: Option<M::Vector>,
 }
 
 impl<M: Memory> Ropes<M> {
-    /// Loads the ropes that some layer uses.
-    pub fn load(all: &WeightLoader<'_, M>, spec: &ModelSpec, context: u32) -> Result<Ropes<M>> {
+    /// Loads the ropes that some layer uses. `distances` is what scores have by them.
+    pub fn load(
+        all: &WeightLoader<'_, M>,
+        spec: &ModelSpec,
+        context: u32,
+        distances: Option<M::Vector>,
+    ) -> Result<Ropes<M>> {
         let is_used = |positions| spec.layers.iter().any(|layer| layer.positions == positions);
         let global = Some(&spec.rope).filter(|_| is_used(PositionEncoding::Rope));
         let local = spec.local_rope.as_ref().filter(|_| is_used(PositionEncoding::LocalRope));
@@ -26,6 +33,7 @@ impl<M: Memory> Ropes<M> {
                 Some(temperature) => Some(all.vector("factors of queries", &query_factors(temperature, context))?),
                 None => None,
             },
+            distances,
         })
     }
 

@@ -98,7 +98,8 @@ pub struct LmHead<M: Memory> {
 }
 
 struct OutputScratch<M: Memory> {
-    rows: Arc<M::Matrix>, // [owned rows of the vocabulary, hidden]
+    /// None of an encoder, whose passes have no outputs.
+    rows: Option<Arc<M::Matrix>>, // [owned rows of the vocabulary, hidden]
     n_vocab: u32,
     x: M::Buffer,           // [rows_max, hidden]
     output_rows: M::Buffer, // [outputs_max, hidden]
@@ -145,6 +146,24 @@ impl<M: Memory> LmHead<M> {
         hidden: usize,
         limits: PassLimits,
     ) -> Result<LmHead<M>> {
+        LmHead::new(Some(rows), at, n_vocab, hidden, limits)
+    }
+
+    /// The end of an encoder, on the last stage: its hidden states.
+    fn of_encoder(at: &WeightLoader<'_, M>, hidden: usize, limits: PassLimits) -> Result<LmHead<M>> {
+        match at.part().is_last() {
+            true => LmHead::new(None, at, 0, hidden, PassLimits { outputs_max: 0, ..limits }),
+            false => Ok(LmHead { last: None, cap: None, factor: None, keeps_hidden: false }),
+        }
+    }
+
+    fn new(
+        rows: Option<Arc<M::Matrix>>,
+        at: &WeightLoader<'_, M>,
+        n_vocab: usize,
+        hidden: usize,
+        limits: PassLimits,
+    ) -> Result<LmHead<M>> {
         let (device, part) = (at.device(), at.part());
         let PassLimits { rows_max, outputs_max, .. } = limits;
         let is_spread = part.shares.n_ranks() > 1;
@@ -175,6 +194,7 @@ impl<M: Memory> LmHead<M> {
         let (model, n_vocab, hidden) = (all.at_path("model"), spec.vocab as usize, spec.hidden as usize);
         let embedding = Embedding::load(&model, spec)?;
         let head = match spec.tied_embeddings {
+            _ if spec.encoder.is_some() => LmHead::of_encoder(all, hidden, limits)?,
             true => LmHead::tied(&embedding, &model, "embed_tokens", n_vocab, hidden, limits)?,
             false => LmHead::load(all, "lm_head", n_vocab, hidden, limits)?,
         };
@@ -205,7 +225,7 @@ impl<M: Memory> LmHead<M> {
 
     /// The table, if this rank has all of its rows.
     pub fn whole_table(&self) -> Option<Arc<M::Matrix>> {
-        self.last.as_ref().filter(|last| last.whole.is_none()).map(|last| last.rows.clone())
+        self.last.as_ref().filter(|last| last.whole.is_none()).and_then(|last| last.rows.clone())
     }
 }
 
@@ -215,7 +235,7 @@ impl<D: Device> LmHead<D> {
     pub fn forward(
         &mut self,
         ctx: &mut Ctx<'_, D>,
-        norm: &Norm<D>,
+        norm: Option<&Norm<D>>,
         residual: &mut Residual<D>,
     ) -> Result<Option<&D::Buffer>> {
         let Ctx { device, pass, ranks, .. } = ctx;
@@ -227,12 +247,16 @@ impl<D: Device> LmHead<D> {
         if n_outputs == 0 && !pass.wants_hidden() && !self.keeps_hidden {
             return Ok(None);
         }
-        norm.forward(device, residual, n_rows, &mut last.x); // [n_rows, hidden]
-        if n_outputs == 0 {
-            return Ok(None);
+        match norm {
+            Some(norm) => norm.forward(device, residual, n_rows, &mut last.x), // [n_rows, hidden]
+            None => {
+                let sum = residual.sum_with_due(device, n_rows);
+                device.copy_columns(sum, 0..n_rows, 0..device.cols(sum), &mut last.x, 0, 0);
+            }
         }
+        let Some(rows) = last.rows.as_ref().filter(|_| n_outputs > 0) else { return Ok(None) };
         device.gather(&last.x, pass.rows.outputs, &mut last.output_rows); // [n_outputs, hidden]
-        device.linear(&last.output_rows, &last.rows, n_outputs, &mut last.mine); // [n_outputs, owned rows]
+        device.linear(&last.output_rows, rows, n_outputs, &mut last.mine); // [n_outputs, owned rows]
         if let Some(cap) = self.cap {
             device.map(&mut last.mine, ElementOp::SoftCap(cap), n_outputs);
         }

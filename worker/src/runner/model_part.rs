@@ -71,7 +71,10 @@ pub(super) fn load_part<D: Device + 'static>(
     }
     let LoadedPart { device, spec, policy, .. } = &held;
     let (limits, specs) = sizes(assignment, spec, part, device.class())?;
-    let kv = KvCache::new(device, &specs).map_err(load_failed(assignment))?;
+    let rows = [assignment.batch_tokens_max, assignment.running_max].map(|n| n as usize);
+    let of_encoder = model::encoder_kv(spec, part, device.class(), rows);
+    let all_specs: Vec<KvSpec> = specs.iter().copied().chain(of_encoder).collect();
+    let kv = KvCache::new(device, &all_specs).map_err(load_failed(assignment))?;
     let draft_model = held.draft.as_ref().map(|draft| draft_runner(draft, assignment)).transpose()?;
     let mtp = held.mtp.as_ref().map(|head| mtp_runner(&held.device, head, assignment)).transpose()?;
     if kv_tiers.is_some() && assignment.zero_kv {
@@ -279,6 +282,7 @@ fn sizes(
         running_max: assignment.running_max as usize,
         zero_kv: assignment.zero_kv,
         guesses: assignment.guesses.clone(),
+        pooling: spec.pooling.kind,
     };
     Ok((limits, specs))
 }

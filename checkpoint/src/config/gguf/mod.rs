@@ -4,8 +4,8 @@ pub mod keys;
 
 use super::parts::rope_head_dim;
 use super::{
-    AttentionSpec, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, NormKind, QueryKeyNorms, QueryTemperature,
-    RopeScaling, RopeSpec, dedup_eos, length,
+    AttentionSpec, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, NormKind, PooledActivation, PooledLayer, Pooling,
+    PoolingSpec, QueryKeyNorms, QueryTemperature, RopeScaling, RopeSpec, dedup_eos, length,
 };
 use crate::error::ParseError;
 use crate::families::{AttentionBias, Family, FamilyDefinition, GgufVariant, LocalTheta, WindowPattern};
@@ -52,6 +52,8 @@ impl ModelSpec {
             factors: multipliers(&keys, of, hidden)?,
             is_parallel: (of.gguf.is_parallel)(&keys)?,
             tied_embeddings: gguf.tensor("output.weight").is_none(),
+            encoder: (of.encoder.gguf)(&keys)?,
+            pooling: pooling(&keys, hidden)?,
             bos: token(gguf, "bos")?,
             eos: gguf_eos(gguf, bytes, of.gguf.ends, &tokens)?,
         };
@@ -79,6 +81,48 @@ fn find_architecture(gguf: &Gguf, bytes: &[u8]) -> Result<(Family, &'static str)
         Some(found) => Ok(found),
         None => ParseError::unsupported(format!("the architecture {name}")),
     }
+}
+
+/// How hidden states are pooled, and the classifier of a model that ranks.
+fn pooling(keys: &GgufKeys<'_>, hidden: u32) -> Result<PoolingSpec, ParseError> {
+    const RANK: u32 = 4;
+    let kind = match keys.optional("pooling_type")? {
+        None | Some(0 | 1) => Pooling::Mean,
+        Some(2) => Pooling::First,
+        Some(3) => Pooling::Last,
+        Some(RANK) => return classifier(keys, hidden),
+        Some(other) => return ParseError::unsupported(format!("pooling of the type {other}")),
+    };
+    Ok(PoolingSpec { kind, ..PoolingSpec::default() })
+}
+
+fn classifier(keys: &GgufKeys<'_>, hidden: u32) -> Result<PoolingSpec, ParseError> {
+    let labels = keys.gguf.texts(keys.bytes, &keys.key("classifier.output_labels"))?;
+    let labels: Vec<String> = match labels {
+        Some(labels) => labels.into_iter().map(str::to_owned).collect(),
+        None => vec!["LABEL_0".to_owned()],
+    };
+    let n = length("the number of labels", labels.len() as u64)?;
+    let has = |tensor: &str| keys.gguf.tensor(tensor).is_some();
+    let norm = has("cls.norm.weight").then(|| "cls.norm".to_owned());
+    let dense = PooledLayer::product("cls", hidden, hidden);
+    let layers = match (has("cls.output.weight"), norm) {
+        (false, _) if has("cls.weight") => vec![PooledLayer::product("cls", hidden, n)],
+        (true, None) if has("cls.weight") => {
+            vec![dense.with(PooledActivation::Tanh), PooledLayer::product("cls.output", hidden, n)]
+        }
+        (true, norm @ Some(_)) if has("cls.weight") => {
+            let dense = PooledLayer { norm, ..dense.with(PooledActivation::GeluErf) };
+            vec![dense, PooledLayer::product("cls.output", hidden, n)]
+        }
+        _ => vec![PooledLayer::product("cls.output", hidden, n)],
+    };
+    // A model that is no encoder sees all of its text only at the end.
+    let kind = match has("position_embd.weight") || has("token_embd_norm.weight") {
+        true => Pooling::First,
+        false => Pooling::Last,
+    };
+    Ok(PoolingSpec { kind, layers, labels })
 }
 
 /// Some families have the architecture of another.

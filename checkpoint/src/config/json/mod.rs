@@ -5,7 +5,7 @@ pub mod keys;
 mod rope;
 
 use super::parts::rope_head_dim;
-use super::{AttentionSpec, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, QueryKeyNorms, dedup_eos};
+use super::{AttentionSpec, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, PoolingSpec, QueryKeyNorms, dedup_eos};
 use crate::error::ParseError;
 use crate::families::{AttentionBias, FamilyDefinition, WindowUse};
 use crate::scaling::QuantConfig;
@@ -30,7 +30,9 @@ impl ModelSpec {
         let (hidden, n_heads) = (keys.length(names.hidden)?, keys.length(names.n_heads)?);
         let n_layers = (readers.n_layers)(&keys, names)?;
         let head_dim = (readers.head_dim)(&keys, hidden / n_heads.max(1))?;
-        let context = keys.optional(names.context)?.unwrap_or(2048);
+        let encoder = (of.encoder.config)(&keys)?;
+        let n_before_first = encoder.map_or(0, |of| of.n_rows_before_first);
+        let context = keys.optional(names.context)?.unwrap_or(2048).saturating_sub(n_before_first);
         let experts = (readers.experts)(&keys)?;
         let layers = layers(&keys, of, n_layers, experts.is_some())?;
         let rope_dim = rope_head_dim(&layers, head_dim);
@@ -57,6 +59,8 @@ impl ModelSpec {
             factors: multipliers(&keys, of, hidden)?,
             is_parallel: (readers.is_parallel)(&keys)?,
             tied_embeddings: tied_embeddings(&keys, of)?,
+            encoder,
+            pooling: pooling(&keys, of, hidden)?,
             bos: first_token(config, "bos_token_id").or_else(|| first_token(generation, "bos_token_id")),
             eos: config_eos(config, generation, tokenizer)?,
         };
@@ -65,6 +69,9 @@ impl ModelSpec {
 }
 
 fn tied_embeddings(keys: &JsonKeys<'_>, of: &FamilyDefinition) -> Result<bool, ParseError> {
+    if architecture::lacks_head(keys) {
+        return Ok(true);
+    }
     match keys.bool("tie_word_embeddings")? {
         Some(is_tied) => Ok(is_tied),
         // Some first files used another name for it.
@@ -83,10 +90,39 @@ fn has_bias(keys: &JsonKeys<'_>, bias: AttentionBias) -> Result<bool, ParseError
     }
 }
 
+/// A position attends to those behind it.
+const BIDIRECTIONAL: &str = "use_bidirectional_attention";
+
+/// How hidden states are pooled without a file that says so: their mean. A classifier's family has another rule.
+fn pooling(keys: &JsonKeys<'_>, of: &FamilyDefinition, hidden: u32) -> Result<PoolingSpec, ParseError> {
+    let class = keys.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
+    if !class.is_some_and(|class| class.ends_with(architecture::CLASSIFIER)) {
+        return Ok(PoolingSpec::default());
+    }
+    let labels = labels(keys)?;
+    let n = super::length("the number of labels", labels.len() as u64)?;
+    let (kind, layers) = (of.encoder.classifier)(keys, hidden, n)?;
+    Ok(PoolingSpec { kind, layers, labels })
+}
+
+/// The names of a classifier's outputs, in their order.
+fn labels(keys: &JsonKeys<'_>) -> Result<Vec<String>, ParseError> {
+    let Some(named) = keys.object("id2label").and_then(Value::as_object) else {
+        let n = keys.optional("num_labels")?.unwrap_or(2);
+        return Ok((0..n.min(LABELS_MAX)).map(|i| format!("LABEL_{i}")).collect());
+    };
+    let name = |i: usize| named.get(&i.to_string()).and_then(Value::as_str).map(str::to_owned);
+    match (0..named.len()).map(name).collect::<Option<Vec<_>>>() {
+        Some(names) if !names.is_empty() && names.len() <= LABELS_MAX as usize => Ok(names),
+        _ => ParseError::malformed("id2label does not name the outputs 0, 1, 2 and so on"),
+    }
+}
+
+const LABELS_MAX: u32 = 1 << 16;
+
 /// Refuses config values that no code here implements.
 fn refuse_unserved(keys: &JsonKeys<'_>, of: &FamilyDefinition) -> Result<(), ParseError> {
-    const SWITCHES: [&str; 4] =
-        ["mlp_bias", "use_bidirectional_attention", "scale_attn_by_inverse_layer_idx", "add_cross_attention"];
+    const SWITCHES: [&str; 4] = ["mlp_bias", BIDIRECTIONAL, "scale_attn_by_inverse_layer_idx", "add_cross_attention"];
     let has_bias = has_bias(keys, of.rules.bias)?;
     if keys.bool("attention_bias")?.unwrap_or(false) && !has_bias {
         return ParseError::unsupported("a model with attention_bias in this architecture");
@@ -94,9 +130,10 @@ fn refuse_unserved(keys: &JsonKeys<'_>, of: &FamilyDefinition) -> Result<(), Par
     if of.rules.bias == AttentionBias::Required && !has_bias {
         return ParseError::unsupported("a model without attention_bias in this architecture");
     }
-    // Images may attend to all of themselves; text does not.
-    let is_of_images = |switch: &str| keys.text(switch) == Some("vision");
-    for switch in SWITCHES.into_iter().filter(|switch| !is_of_images(switch)) {
+    // Images may attend to all of themselves; text does not. An encoder does.
+    let is_encoder = (of.encoder.config)(keys)?.is_some();
+    let is_served = |switch: &str| keys.text(switch) == Some("vision") || (switch == BIDIRECTIONAL && is_encoder);
+    for switch in SWITCHES.into_iter().filter(|switch| !is_served(switch)) {
         if keys.bool(switch)?.unwrap_or(false) {
             return ParseError::unsupported(format!("a model with {switch}"));
         }

@@ -42,7 +42,7 @@ impl BlockPools {
     pub fn new(config: &Config) -> BlockPools {
         BlockPools {
             pools: empty_pools(config),
-            has_names: config.prefix_cache,
+            has_names: config.prefix_cache && !config.keeps_nothing(),
             has_windows: !config.groups.iter().all(CacheGroup::keeps_all),
             state_stride: config.state_stride,
             slice_max: config.slice_max(),
@@ -185,17 +185,17 @@ impl BlockPools {
     }
 
     pub fn name_changes(&mut self, out: &mut Vec<BlockNameChange>) -> bool {
-        let group = self.reported_group();
-        self.pools[group].name_changes(out)
+        self.reported_group().is_none_or(|group| self.pools[group].name_changes(out))
     }
 
     pub fn append_names(&self, blocks: Range<u32>, out: &mut Vec<u64>) -> bool {
-        self.pools[self.reported_group()].append_names(blocks, out)
+        self.reported_group().is_some_and(|group| self.pools[group].append_names(blocks, out))
     }
 
-    /// The group by which prefixes are found: a full one, if there is one.
-    fn reported_group(&self) -> usize {
-        self.pools.iter().position(|pool| pool.group.keeps_all()).unwrap_or(0)
+    /// The group by which prefixes are found: a full one, if there is one. None without groups.
+    fn reported_group(&self) -> Option<usize> {
+        let full = self.pools.iter().position(|pool| pool.group.keeps_all());
+        full.or((!self.pools.is_empty()).then_some(0))
     }
 
     /// The pools' part of the statistics.

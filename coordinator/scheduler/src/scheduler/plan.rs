@@ -244,6 +244,9 @@ impl Scheduler {
                 continue;
             }
             let sequence = &self.sequences[idx];
+            if self.config.keeps_nothing() && sequence.n_known() > self.plan.left.n_tokens {
+                return;
+            }
             let (scores, n_bytes) = (sequence.has_rows_to_score(), sequence.request.frame_bytes_max());
             if n_bytes > self.plan.left.start_bytes && !step.starts.is_empty() {
                 return;

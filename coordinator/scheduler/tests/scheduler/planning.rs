@@ -362,7 +362,7 @@ fn impossible_configurations_are_refused_by_name() {
     let cases = [
         (Config { groups: vec![window(0)], ..config() }, "a window of 0 positions"),
         (Config { groups: vec![CacheGroup::FULL; 2], ..config() }, "other than one n_blocks for each cache group"),
-        (Config { groups: vec![], ..config() }, "no cache groups"),
+        (Config { groups: vec![], ..config() }, "other than one n_blocks for each cache group"),
         (Config { groups: vec![window(4); 9], n_blocks: vec![9; 9], ..config() }, "more than 8 cache groups"),
         (Config { n_stages: 0, ..config() }, "n_stages = 0"),
         (Config { n_blocks: vec![0], ..config() }, "n_blocks = 0"),

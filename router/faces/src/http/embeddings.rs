@@ -52,7 +52,7 @@ fn parse_request(front: &Frontend, page: ApiRequest) -> Result<(ParsedRequest, E
     let model = fields.string("model")?.unwrap_or_default();
     let prompts = inputs("input", input)?;
     if let Some(dimensions) = fields.unsigned("dimensions")? {
-        check_dimensions(dimensions, front.text(&model)?.spec.hidden)?;
+        check_dimensions(dimensions, front.text(&model)?.embedding_length())?;
     }
     let (priority, deadline, cache_salt) = (fields.priority()?, fields.deadline()?, fields.cache_salt()?);
     // The default of vLLM's encoders.

@@ -85,6 +85,21 @@ impl ModelText {
         Ok(ModelText { dialect, ..self })
     }
 
+    /// The length of an embedding.
+    pub fn embedding_length(&self) -> u32 {
+        self.spec.pooling.n_outputs(self.spec.hidden)
+    }
+
+    /// Refuses an answer of tokens where the model draws none.
+    pub(crate) fn check_generates(&self) -> Result<(), Refusal> {
+        let what = match self.spec.pooling.is_classifier() {
+            true => "a classifier: use /v1/score, /v1/rerank or /classify",
+            false if self.spec.encoder.is_some() => "an encoder: use /v1/embeddings",
+            false => return Ok(()),
+        };
+        Err(Refusal::invalid("model", format!("draws no tokens, because it is {what}")))
+    }
+
     /// Returns the hash of the vocabulary that ranks make masks for.
     pub(crate) fn hash_of_tokens(&self) -> [u8; 32] {
         let hash = || {

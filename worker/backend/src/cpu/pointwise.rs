@@ -4,7 +4,7 @@ use super::between::{AddBias, norm};
 use super::formats::{FormatVisitor, packing, visit};
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
-use super::math::{clamped_silu, gelu, silu};
+use super::math::{clamped_silu, gelu, gelu_erf, silu};
 use super::memory::SharedPtr;
 use super::pack::{Matrix, MatrixPart};
 use super::panels::BLOCK;
@@ -175,6 +175,7 @@ impl Gate {
         match self {
             Gate::Silu => silu(gate).mul(up),
             Gate::Gelu => gelu(gate).mul(up),
+            Gate::GeluErf => gelu_erf(gate).mul(up),
             Gate::Clamped(Clamp { alpha, limit }) => clamped_silu(gate, up, L::splat(alpha), L::splat(limit)),
         }
     }

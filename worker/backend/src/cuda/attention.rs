@@ -11,7 +11,7 @@ use super::scratch::DeviceScratch;
 use super::table::Kernel;
 use super::uploads;
 use super::weights::GROUP;
-use crate::{Attention, AttentionCall, AttentionHeads, Error, KvSpec, Pass, Result, RopeStyle};
+use crate::{Attention, AttentionCall, AttentionHeads, Error, KvSpec, Pass, Result, RopeStyle, ScoreTerms};
 use std::sync::Arc;
 use types::{BLOCK_TOKENS, BlockId, KvDtype, Unsupported};
 
@@ -203,6 +203,7 @@ impl Cuda {
 impl Attention for Cuda {
     fn check_attention(&self, heads: &AttentionHeads, norms_values: bool) -> Result<()> {
         match (heads.is_reader, norms_values) {
+            _ if !heads.is_causal => Err(Unsupported("encoders, on CUDA").into()),
             (true, _) => Err(Unsupported("layers that share keys and values, on CUDA").into()),
             (_, true) => Err(Unsupported("norms of values, on CUDA").into()),
             _ => Ok(()),
@@ -235,9 +236,16 @@ impl Attention for Cuda {
         unsafe { self.launch(Kernel::RopeStore, shape, args) };
     }
 
-    fn attend(&self, qkv: &mut Buffer, kv: &Kv, call: &AttentionCall<'_>, sinks: Option<&Vector>, out: &mut Buffer) {
+    fn attend(
+        &self,
+        qkv: &mut Buffer,
+        kv: &Kv,
+        call: &AttentionCall<'_>,
+        terms: &ScoreTerms<'_, Vector>,
+        out: &mut Buffer,
+    ) {
         let AttentionCall { pass, heads, group, layer } = *call;
-        let n_rows = pass.n_rows();
+        let (n_rows, sinks) = (pass.n_rows(), terms.sinks);
         if heads.n_heads == 0 || n_rows == 0 {
             return;
         }

@@ -154,6 +154,7 @@ impl Pointwise for Cuda {
         match gate {
             Gate::Silu => launch(Kernel::SiluMul, arguments![from, cols, to, OUT_BF16]),
             Gate::Gelu => launch(Kernel::GeluMul, arguments![from, cols, to, OUT_BF16]),
+            Gate::GeluErf => unreachable!("only encoders have it, which `check_attention` refuses"),
             Gate::Clamped(Clamp { alpha, limit }) => {
                 launch(Kernel::ClampedSiluMul, arguments![from, cols, alpha, limit, to, OUT_BF16]);
             }

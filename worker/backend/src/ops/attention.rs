@@ -2,6 +2,7 @@
 
 use super::Memory;
 use crate::{Pass, Result};
+use std::ops::Range;
 
 /// The shape of one layer's attention on this rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,8 +15,11 @@ pub struct AttentionHeads {
     pub first: usize,
     pub head_dim: usize,
     pub scale: f32,
-    /// Number of positions that a row sees, its own the last; None: all up to its own.
+    /// Number of positions that a row sees, its own the last; None: all up to its own. Without a mask it sees as many
+    /// behind its own as before it.
     pub window: Option<usize>,
+    /// A row sees no position behind its own.
+    pub is_causal: bool,
     /// Scores become `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
     /// K and V are those of another layer: a row has only Q, and stores nothing.
@@ -34,6 +38,7 @@ impl AttentionHeads {
             head_dim,
             scale,
             window: None,
+            is_causal: true,
             cap: None,
             is_reader: false,
         }
@@ -42,6 +47,15 @@ impl AttentionHeads {
     /// The rank's KV head that its query head `head` reads.
     pub fn kv_head_of(&self, head: usize) -> usize {
         (self.first + head) / self.per_kv
+    }
+
+    /// The positions that the row at `position` sees of a sequence of which `n` are stored.
+    pub fn positions_seen(&self, position: usize, n: usize) -> Range<usize> {
+        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        match self.is_causal {
+            true => first..position + 1,
+            false => first..self.window.map_or(n, |window| position.saturating_add(window).min(n)),
+        }
     }
 
     /// The KV heads of a row.
@@ -63,6 +77,20 @@ pub struct AttentionCall<'a> {
     /// The cache group whose tables are used.
     pub group: usize,
     pub layer: usize,
+}
+
+/// What is added to the scores of attention, besides the products of Q and K.
+pub struct ScoreTerms<'a, V> {
+    /// A score of its own for each query head, with no value: one more entry of the first tile that a row sees.
+    /// [n_heads]
+    pub sinks: Option<&'a V>,
+    /// For each query head, by the distance from the query to the key: those of `-reach..=reach`, into which longer
+    /// distances are clamped. [n_heads, 2 * reach + 1]
+    pub distances: Option<&'a V>,
+}
+
+impl<V> ScoreTerms<'_, V> {
+    pub const NONE: Self = ScoreTerms { sinks: None, distances: None };
 }
 
 /// The weights of norms over each head, `[head_dim]` each. Q and K have one wherever there are any.
@@ -88,17 +116,15 @@ pub trait Attention: Memory {
         call: &AttentionCall<'_>,
         kv: &mut Self::Kv,
     );
-    /// Causal attention of each row over the positions of its sequence up to its own, as far back as its window, K and
-    /// V read from their blocks. Query head h reads KV head `call.heads.kv_of(h)`.
-    /// A sink is a score of its own for each query head, with no value: one more entry of the first tile that a row
-    /// sees. sinks: [n_heads]
+    /// Attention of each row over the positions of its sequence that it sees (`AttentionHeads::positions_seen`), K and
+    /// V read from their blocks. Query head h reads KV head `call.heads.kv_head_of(h)`.
     /// qkv: [n_rows, qkv_cols], whose Q is read, and may be written over; out: [n_rows, n_heads * head_dim]
     fn attend(
         &self,
         qkv: &mut Self::Buffer,
         kv: &Self::Kv,
         call: &AttentionCall<'_>,
-        sinks: Option<&Self::Vector>,
+        terms: &ScoreTerms<'_, Self::Vector>,
         out: &mut Self::Buffer,
     );
 }

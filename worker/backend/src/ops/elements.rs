@@ -30,6 +30,8 @@ pub enum Gate {
     Silu,
     /// gelu(gate) * up, in the tanh form
     Gelu,
+    /// gelu(gate) * up, in the form with the error function
+    GeluErf,
     Clamped(Clamp),
 }
 

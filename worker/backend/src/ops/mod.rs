@@ -12,7 +12,7 @@ mod recurrence;
 mod sample;
 mod weights;
 
-pub use attention::{Attention, AttentionCall, AttentionHeads, HeadNorms};
+pub use attention::{Attention, AttentionCall, AttentionHeads, HeadNorms, ScoreTerms};
 pub use elements::{Clamp, ElementOp, Gate, MlpActivation};
 pub use experts::{Expert, ExpertStack, Experts, Routing, Scoring};
 pub use linear::Linear;

@@ -4,7 +4,7 @@
 use crate::numbers::{File, Rng, all, assert_bits, cpus, filled};
 use backend::{
     Attention, AttentionCall, AttentionHeads, Batch, Gate, KvPages, KvSpec, Linear, Memory, Pointwise, RopeStyle,
-    Weights,
+    ScoreTerms, Weights,
 };
 use types::{Activations, KvDtype, KvLayout, Leaves};
 
@@ -72,6 +72,7 @@ fn nothing_is_done_with_nothing() {
             head_dim: 16,
             scale: 1.0,
             window: None,
+            is_causal: true,
             cap: None,
             is_reader: false,
         };
@@ -87,7 +88,7 @@ fn nothing_is_done_with_nothing() {
             &mut qkv,
             &kv,
             &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 1 },
-            None,
+            &ScoreTerms::NONE,
             &mut none,
         );
         cpu.apply_gate(&qkv, Gate::Silu, 3, &mut none);

@@ -10,7 +10,7 @@ use crate::numbers::{File, Rng, cpu, kinds};
 use backend::cpu::{Cpu, Isa};
 use backend::{
     AttentionCall, AttentionHeads, Batch, BlockTables, Device, Draw, DrawError, DrawMask, ElementOp, Expert,
-    ExpertStack, Gate, KvSpec, MlpActivation, PassSlice, RopeStyle, Routing, Scoring,
+    ExpertStack, Gate, KvSpec, MlpActivation, PassSlice, RopeStyle, Routing, ScoreTerms, Scoring,
 };
 use types::leaves::aligned_runs;
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Sampling, Want};
@@ -386,7 +386,7 @@ impl Attended {
             &mut qkv,
             kv,
             &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
-            None,
+            &ScoreTerms::NONE,
             &mut out,
         );
         read(device, &out, n_rows)

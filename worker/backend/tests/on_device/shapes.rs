@@ -6,7 +6,7 @@ use crate::numbers::{File, Rng, cpu, random_block};
 use backend::cpu::{Cpu, Isa};
 use backend::{
     AttentionCall, AttentionHeads, Batch, BatchLimits, BlockTables, Device, KvSpec, PassSlice, RopeStyle, Routing,
-    Scoring,
+    ScoreTerms, Scoring,
 };
 use std::ops::Range;
 use types::cache::blocks_for;
@@ -266,7 +266,7 @@ impl Far {
             &mut qkv,
             &kv,
             &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
-            None,
+            &ScoreTerms::NONE,
             &mut out,
         );
         read(device, &out, batch.n_rows())

@@ -7,6 +7,7 @@ mod fake_cuda;
 mod whole;
 
 mod cuda;
+mod encoders;
 mod folders;
 mod mtp;
 mod packed;

@@ -336,6 +336,9 @@ impl<D: Device + 'static> ModelRunner<D> {
             return Ok(());
         }
         self.sequences.apply_draws(step, &mut self.drawn, &self.masks, &mut self.message, &mut done.slices);
+        let LoadedPart { device, model, .. } = self.lent.get_mut();
+        let pooled = done.slices.iter_mut().map(|slice| &mut slice.pooled).filter(|pooled| !pooled.is_empty());
+        pooled.for_each(|pooled| model.finish_pooled(device, pooled));
         self.draft_counts.count(step, done, |id| self.sequences.drafted_by(id));
         let guessed = self.guess_by_model(step, done).and_then(|()| self.guess_by_mtp(step, done));
         self.check_pass(guessed)?;

@@ -2,6 +2,7 @@
 //! of sequences.
 
 use crate::runner::guesses::GuessConfig;
+use checkpoint::Pooling;
 use types::{CacheGroup, DRAFT_ROWS_MAX, RequestId, SCORED_ROWS_MAX, Token};
 
 /// The limits of what this rank can hold and run at once. A step beyond them breaks the protocol.
@@ -21,6 +22,8 @@ pub struct SequenceLimits {
     pub zero_kv: bool,
     /// How the sampling rank guesses.
     pub guesses: GuessConfig,
+    /// How the hidden states of a prompt become one vector.
+    pub pooling: Pooling,
 }
 
 impl SequenceLimits {
@@ -28,6 +31,11 @@ impl SequenceLimits {
     /// that are scored or that draw behind a draft.
     pub fn outputs_max(&self) -> usize {
         self.rows_max.min(self.running_max + SCORED_ROWS_MAX as usize)
+    }
+
+    /// Whether nothing is kept of a request's positions: each request is one slice.
+    pub fn keeps_nothing(&self) -> bool {
+        self.groups.is_empty()
     }
 
     /// Returns the most words of a message on all draws of a step.
@@ -58,6 +66,8 @@ pub enum StepViolation {
     NotGuessed { id: RequestId, n_draft: u16, n_guess: usize },
     #[error("request {id} has a slice up to {end}, but its log has {n_tokens} tokens")]
     NotInLog { id: RequestId, end: u32, n_tokens: u32 },
+    #[error("request {id} of {n_tokens} tokens has a slice up to {end} that is not the whole of it")]
+    NotWhole { id: RequestId, end: u32, n_tokens: u32 },
     #[error("request {0} has two slices in one step")]
     TwoSlices(RequestId),
     #[error("request {id} reaches {end} positions, but the context has {context}")]

@@ -18,6 +18,7 @@ use types::{BlockId, Request, RequestId, Slice, SliceDone, Step, StepId, Token, 
 mod freed_blocks;
 mod limits;
 mod pending;
+mod pooled;
 mod sequence;
 
 pub use limits::{SequenceLimits, StepViolation};
@@ -87,7 +88,9 @@ impl RankSequences {
         batch.slices.reserve(running_max);
         batch.outputs.reserve(self.limits.outputs_max());
         batch.drawn.reserve(running_max);
-        batch.tables.resize_with(self.limits.groups.len(), Default::default);
+        let n_tables = self.limits.groups.len().max(1);
+        batch.tables.resize_with(n_tables, Default::default);
+        batch.types.reserve(rows_max);
         for table in &mut batch.tables {
             table.blocks.reserve(running_max * blocks_for(context) as usize);
             table.bounds.reserve(running_max + 1);
@@ -155,7 +158,19 @@ impl RankSequences {
         if !blocks.is_empty() {
             return Err(StepViolation::BlocksLeftOver(blocks.len()));
         }
+        if self.limits.keeps_nothing() {
+            self.lay_out_texts(step, batch);
+        }
         Ok(())
+    }
+
+    /// Lays out what only encoders have: memory of the pass alone, and the kinds of tokens.
+    fn lay_out_texts(&self, step: &Step, batch: &mut Batch) {
+        batch.lay_out_own_blocks();
+        for slice in &step.slices {
+            let Some(sequence) = self.held.get(&slice.id) else { continue };
+            batch.types.extend(slice.range.clone().map(|position| sequence.pooled.token_type(position)));
+        }
     }
 
     fn start(&mut self, request: &Request) -> Result<(), StepViolation> {
@@ -298,7 +313,7 @@ impl RankSequences {
         next.slices.iter().all(is_in_log)
     }
 
-    /// Adds up the rows of the slices to pool; `read` copies a row into the given memory.
+    /// Pools the rows of the slices to pool; `read` copies a row into the given memory.
     pub fn pool_rows(
         &mut self,
         step: &Step,
@@ -308,9 +323,11 @@ impl RankSequences {
     ) {
         for (slice, laid) in step.slices.iter().zip(pass.slices).filter(|(slice, _)| slice.want == Want::Pool) {
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
-            for row in laid.rows.clone() {
-                read(row as usize, state);
-                sequence.add_to_pooled(state);
+            for (row, position) in laid.rows.clone().zip(laid.range.clone()) {
+                if sequence.pooled.reads(position) {
+                    read(row as usize, state);
+                    sequence.pooled.add(state);
+                }
             }
         }
     }
@@ -339,7 +356,7 @@ impl RankSequences {
                 done.scored.extend(out);
             }
             if slice.want == Want::Pool && slice.range.end as usize == sequence.n_prompt {
-                sequence.write_pooled_mean(&mut done.pooled);
+                sequence.pooled.write(&mut done.pooled);
                 sequence.fail_if(done.pooled.is_empty());
             }
             if sequence.draws(slice) {

@@ -4,6 +4,7 @@
 use crate::runner::guesses::{GuessRules, Guesser, RecentAnswers, SequenceGuesses};
 use crate::runner::sequences::limits::{SequenceLimits, StepViolation};
 use crate::runner::sequences::pending::{DrawnTokens, PendingDraw, UNKNOWN};
+use crate::runner::sequences::pooled::PooledStates;
 use backend::{Batch, DrawError, PassSlice};
 use std::ops::Range;
 use types::cache::blocks_for;
@@ -30,8 +31,7 @@ pub(super) struct RankSequence {
     /// On ranks that never receive tokens: the drafts of the last slice. The start of the next slice shows how many
     /// held.
     n_unsettled: u32,
-    /// The sum of the hidden states so far, for pooling.
-    pooled: Vec<f32>,
+    pub pooled: PooledStates,
     /// The position of a token that the device has drawn and the host has not received yet, and its number among the
     /// draws.
     pub promised: Option<(u32, u32)>,
@@ -66,7 +66,7 @@ impl RankSequence {
         self.life = life;
         self.is_pending = false;
         self.n_unsettled = 0;
-        self.pooled.clear();
+        self.pooled.restart(limits.pooling, request.prompt.len(), request.second_text);
         self.promised = None;
         self.failed = None;
         self.has_grammar = request.grammar.is_some();
@@ -90,6 +90,10 @@ impl RankSequence {
         }
         if self.last_slice == step {
             return Err(StepViolation::TwoSlices(id));
+        }
+        let n_tokens = self.tokens.len() as u32;
+        if limits.keeps_nothing() && slice.range != (0..n_tokens) {
+            return Err(StepViolation::NotWhole { id, end, n_tokens });
         }
         // Only full blocks are shared, so a shared prefix ends at a block's end.
         let shared_prefix = self.last_slice == 0 && start.is_multiple_of(BLOCK_TOKENS) && !limits.zero_kv;
@@ -342,21 +346,6 @@ impl RankSequence {
     pub fn tokens_to_score(&self, slice: &Slice) -> Vec<(Token, u8)> {
         let top_n = if let Want::All { top_n } = slice.want { top_n } else { 0 };
         self.scored_positions(slice).map(|position| (self.tokens[position as usize + 1], top_n)).collect()
-    }
-
-    /// Adds a position's hidden state. Positions come in order, so the sum has one order.
-    pub fn add_to_pooled(&mut self, state: &[f32]) {
-        self.pooled.resize(state.len(), 0.0);
-        self.pooled.iter_mut().zip(state).for_each(|(sum, value)| *sum += value);
-    }
-
-    /// Returns the mean over the prompt, if it consists of numbers.
-    pub fn write_pooled_mean(&mut self, to: &mut Vec<f32>) {
-        let n = self.n_prompt as f32;
-        to.extend(self.pooled.iter().map(|sum| sum / n));
-        if !to.iter().all(|value| value.is_finite()) {
-            to.clear();
-        }
     }
 
     pub fn lay_out(&self, slice: &Slice, batch: &mut Batch) {

@@ -21,6 +21,7 @@ fn sequences_that(tokens: TokenSource) -> RankSequences {
 
 fn limits() -> SequenceLimits {
     SequenceLimits {
+        pooling: Default::default(),
         n_vocab: 100,
         context: 64,
         groups: vec![CacheGroup::FULL],

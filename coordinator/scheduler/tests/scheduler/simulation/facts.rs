@@ -84,7 +84,10 @@ impl Facts {
             RequestRejection::Draining => &mut self.refused_draining,
             RequestRejection::Deadline => &mut self.refused_late,
             RequestRejection::Finished(_) => &mut self.refused_finished,
-            RequestRejection::Empty | RequestRejection::TooLarge { .. } | RequestRejection::OlderRanks => return,
+            RequestRejection::Empty
+            | RequestRejection::Encoder
+            | RequestRejection::TooLarge { .. }
+            | RequestRejection::OlderRanks => return,
         };
         *count += 1;
     }

@@ -314,7 +314,10 @@ impl World {
             RequestRejection::Finished(finish) => {
                 assert_eq!((&client.expected.tokens, client.expected.finish), (&request.output, finish));
             }
-            RequestRejection::Empty | RequestRejection::TooLarge { .. } | RequestRejection::OlderRanks => {
+            RequestRejection::Empty
+            | RequestRejection::Encoder
+            | RequestRejection::TooLarge { .. }
+            | RequestRejection::OlderRanks => {
                 panic!("{rejected}")
             }
         }

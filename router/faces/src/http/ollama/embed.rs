@@ -50,7 +50,7 @@ async fn embed_field(
     let embed_fields = record_refusal(&mut recorder, parse_fields(&mut page.fields, field).map_err(named))?;
     let model = served_name(front, embed_fields.model);
     if let Some(dimensions) = embed_fields.dimensions {
-        let checked = front.text(&model).and_then(|text| check_dimensions(dimensions, text.spec.hidden));
+        let checked = front.text(&model).and_then(|text| check_dimensions(dimensions, text.embedding_length()));
         record_refusal(&mut recorder, checked.map_err(named))?;
     }
     let prompts = if embed_fields.is_cut {

@@ -19,7 +19,8 @@ pub(super) struct AttentionItem<'a> {
 pub(super) struct Query {
     pub row: usize,
     pub head: usize,
-    /// `[0, first) is out of sight · [first, end) is seen`, its own position the last.
+    pub position: usize,
+    /// `[0, first) is out of sight · [first, end) is seen`
     pub first: usize,
     pub end: usize,
 }
@@ -76,9 +77,10 @@ impl<'a> AttentionJob<'a> {
         let all = item.rows.clone().flat_map(|row| item.heads.clone().map(move |head| (row, head)));
         let mut n = 0;
         for (query, (row, head)) in queries.iter_mut().zip(all) {
-            let end = item.slice.range.start as usize + row - item.slice.rows.start as usize + 1;
-            let first = self.call.heads.window.map_or(0, |window| end.saturating_sub(window));
-            *query = Query { row, head, first, end };
+            let PassSlice { rows, range, .. } = item.slice;
+            let position = range.start as usize + row - rows.start as usize;
+            let Range { start: first, end } = self.call.heads.positions_seen(position, range.end as usize);
+            *query = Query { row, head, position, first, end };
             n += 1;
         }
         (queries, n)

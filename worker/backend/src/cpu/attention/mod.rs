@@ -1,4 +1,4 @@
-//! Causal attention over paged K and V, tile by tile from position 0.
+//! Attention over paged K and V, tile by tile from position 0.
 //!
 //! Each tile's maximum, sum and weighted V come from its own scores; tiles merge in ascending order into chunks, and
 //! chunks in ascending order into the row. So a row's bits depend on its query and the positions up to its own, not on
@@ -16,7 +16,7 @@ use super::lanes::{LANES, Lanes, Real};
 use super::math::exp;
 use super::memory::SharedPtr;
 use super::{Buffer, Cpu, CpuConfig, Vector};
-use crate::{Attention, AttentionCall};
+use crate::{Attention, AttentionCall, ScoreTerms};
 use items::{AttentionItem, Query, n_unseen_blocks, seen_by_any, tiles_seen};
 use products::pages_per_load;
 use std::cell::RefCell;
@@ -37,18 +37,29 @@ impl Attention for Cpu {
         self.run_on_team(n_rows, |rows| RopeStore { qkv, rope, call, kv, rows });
     }
 
-    fn attend(&self, qkv: &mut Buffer, kv: &Kv, call: &AttentionCall<'_>, sinks: Option<&Vector>, out: &mut Buffer) {
+    fn attend(
+        &self,
+        qkv: &mut Buffer,
+        kv: &Kv,
+        call: &AttentionCall<'_>,
+        terms: &ScoreTerms<'_, Vector>,
+        out: &mut Buffer,
+    ) {
         let AttentionCall { pass, heads, layer, .. } = *call;
         if heads.n_heads == 0 {
             return;
         }
         kv.check(heads, layer);
         assert!(pass.is_tiled(), "each row belongs to one slice");
+        let (sinks, distances) = (terms.sinks.map(|sinks| &**sinks), terms.distances.map(|of| &**of));
         assert!(sinks.is_none_or(|sinks| sinks.len() == heads.n_heads), "a sink for each query head");
+        let is_odd =
+            |of: &[f32]| of.len().is_multiple_of(heads.n_heads) && !(of.len() / heads.n_heads).is_multiple_of(2);
+        assert!(distances.is_none_or(is_odd), "a number for each distance, for each query head");
         let n_rows = pass.n_rows();
         let qkv = qkv.rows(n_rows, heads.qkv_cols());
         let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
-        let attend = AttentionJob { qkv, kv, call, sinks: sinks.map(|sinks| &**sinks), out };
+        let attend = AttentionJob { qkv, kv, call, sinks, distances, out };
         let CpuConfig { isa, threads, .. } = self.config;
         let n_items = attend.items().count();
         let are_few = threads > 1 && n_items < threads * ITEMS_PER_THREAD;
@@ -77,6 +88,8 @@ pub(crate) struct AttentionJob<'a> {
     pub call: &'a AttentionCall<'a>,
     /// [n_heads]
     pub sinks: Option<&'a [f32]>,
+    /// [n_heads, 2 * reach + 1]
+    pub distances: Option<&'a [f32]>,
     /// [n_rows, n_heads * head_dim]
     pub out: SharedPtr<f32>,
 }
@@ -272,6 +285,7 @@ impl AttentionJob<'_> {
     ) {
         for (i, query) in queries.iter().enumerate() {
             let Range { start, end: n } = query.seen_in(tile);
+            self.add_distances(query, tile, start..n, &mut scores[i]);
             scores[i][..start].fill(f32::NEG_INFINITY);
             let (scores, _) = scores[i].as_chunks_mut::<LANES>();
             let scores = &mut scores[..n.div_ceil(LANES)];
@@ -291,6 +305,18 @@ impl AttentionJob<'_> {
             }
             let sum = sink.map_or(sum.sum(), |sink| sum.sum() + exp(sink - largest));
             (to.largest[i], to.sum[i]) = (largest, sum);
+        }
+    }
+
+    /// Adds what a query's scores have by the distances of their keys. `seen` counts from the tile's first position.
+    #[inline(always)]
+    fn add_distances(&self, query: &Query, tile: usize, seen: Range<usize>, scores: &mut [f32; TILE]) {
+        let Some(all) = self.distances else { return };
+        let n = all.len() / self.call.heads.n_heads;
+        let (of_head, reach) = (&all[query.head * n..][..n], n / 2);
+        for (score, position) in scores[seen.clone()].iter_mut().zip(tile * TILE + seen.start..) {
+            let from_first = (position + reach).saturating_sub(query.position).min(2 * reach);
+            *score += of_head[from_first];
         }
     }
 

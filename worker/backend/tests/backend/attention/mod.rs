@@ -7,7 +7,7 @@ use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Kv, Vector};
 use backend::{
     Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvPages, KvSpec, Memory, PassSlice, RopeStyle,
-    Weights,
+    ScoreTerms, Weights,
 };
 use half::f16;
 use types::{Activations, BlockId, KvDtype, KvLayout, Want};
@@ -105,7 +105,7 @@ impl Case {
             &mut qkv,
             kv,
             &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: LAYER },
-            self.sinks.as_deref().map(Vector::new).as_ref(),
+            &ScoreTerms { sinks: self.sinks.as_deref().map(Vector::new).as_ref(), distances: None },
             &mut out,
         );
         all(cpu, &out, n_rows)

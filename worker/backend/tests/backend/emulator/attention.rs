@@ -10,7 +10,7 @@ use crate::numbers::{Rng, assert_bits, cpu, filled};
 use backend::cpu::Isa;
 use backend::{
     Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvPages, KvSpec, Memory as _, PassSlice, RopeStyle,
-    Weights,
+    ScoreTerms, Weights,
 };
 use std::ops::Range;
 use types::{Activations, BlockId, KvDtype, KvLayout, Want};
@@ -446,7 +446,7 @@ fn attention_is_near_the_cpus() {
         &mut x,
         &kv,
         &AttentionCall { pass: &batch.pass(), heads: &case.heads, group: 0, layer: 0 },
-        None,
+        &ScoreTerms::NONE,
         &mut out,
     );
     let got = case.attend(step, 16, 0);

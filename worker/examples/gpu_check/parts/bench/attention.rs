@@ -6,7 +6,7 @@ use crate::numbers::Rng;
 use backend::cuda::{Buffer, Cuda, Kv};
 use backend::{
     Attention, AttentionCall, AttentionHeads, Batch, BatchLimits, BlockTables, Device, KvPages, KvSpec, Memory,
-    PassSlice,
+    PassSlice, ScoreTerms,
 };
 use serde_json::json;
 use types::cache::blocks_for;
@@ -89,7 +89,13 @@ impl Attended<'_> {
         cuda.begin_pass(&batch.pass());
         let seconds = cuda.seconds(|| {
             (0..TIMES).for_each(|_| {
-                cuda.attend(qkv, kv, &AttentionCall { pass: &batch.pass(), heads, group: 0, layer: 0 }, None, out)
+                cuda.attend(
+                    qkv,
+                    kv,
+                    &AttentionCall { pass: &batch.pass(), heads, group: 0, layer: 0 },
+                    &ScoreTerms::NONE,
+                    out,
+                )
             })
         });
         cuda.take_failure().map_err(text)?;

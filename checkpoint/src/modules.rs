@@ -1,0 +1,96 @@
+//! Reads the files by which sentence-transformers describes what follows a model's hidden states: the list of modules,
+//! how they pool, and their products. Knows no tensor's bytes.
+
+use crate::config::json::keys::JsonKeys;
+use crate::config::{PooledActivation, PooledLayer, Pooling, PoolingSpec};
+use crate::error::{Error, ParseError, Result};
+use crate::small_files::{is_plain_name, read_json, read_json_if_there};
+use serde_json::Value;
+use std::path::Path;
+
+const LIST: &str = "modules.json";
+
+/// How a folder pools, if it has a list of modules.
+pub(crate) fn pooling_of_folder(folder: &Path) -> Result<Option<PoolingSpec>> {
+    let list = read_json_if_there(&folder.join(LIST))?;
+    let Some(modules) = list.as_array() else { return Ok(None) };
+    let mut pooling = PoolingSpec::default();
+    for module in modules {
+        let kind = module["type"].as_str().unwrap_or_default();
+        let kind = kind.rsplit('.').next().unwrap_or_default();
+        let path = module["path"].as_str().unwrap_or_default();
+        let config = || {
+            if !is_plain_name(path) {
+                let what = format!("{LIST} names the folder {path:?}");
+                return Err(Error::Malformed { path: folder.to_owned(), what });
+            }
+            read_json(&folder.join(path).join("config.json"))
+        };
+        let fault = Error::with_path(folder);
+        match kind {
+            // An embedding is normalized in any case.
+            "Transformer" | "Normalize" => {}
+            "Pooling" => pooling.kind = pooling_kind(&config()?).map_err(fault)?,
+            "Dense" => pooling.layers.push(dense(path, &config()?).map_err(fault)?),
+            other => return ParseError::unsupported(format!("the module {other}")).map_err(fault),
+        }
+    }
+    Ok(Some(pooling))
+}
+
+fn pooling_kind(config: &Value) -> std::result::Result<Pooling, ParseError> {
+    let by_name = |name: &str| match name {
+        "cls" => Ok(Pooling::First),
+        "mean" => Ok(Pooling::Mean),
+        "max" => Ok(Pooling::Max),
+        "lasttoken" => Ok(Pooling::Last),
+        other => ParseError::unsupported(format!("pooling by {other}")),
+    };
+    let keys = JsonKeys(config);
+    if let Some(name) = keys.text("pooling_mode") {
+        return by_name(name);
+    }
+    let modes = [
+        ("pooling_mode_cls_token", "cls"),
+        ("pooling_mode_mean_tokens", "mean"),
+        ("pooling_mode_max_tokens", "max"),
+        ("pooling_mode_lasttoken", "lasttoken"),
+        ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"),
+        ("pooling_mode_weightedmean_tokens", "weightedmean"),
+    ];
+    let is_set = |key: &str| Ok(keys.bool(key)?.unwrap_or(false));
+    let mut set = Vec::new();
+    for (key, name) in modes {
+        if is_set(key)? {
+            set.push(name);
+        }
+    }
+    match set[..] {
+        [] => Ok(Pooling::Mean),
+        [name] => by_name(name),
+        _ => ParseError::unsupported(format!("several ways of pooling at once: {}", set.join(", "))),
+    }
+}
+
+fn dense(path: &str, config: &Value) -> std::result::Result<PooledLayer, ParseError> {
+    let keys = JsonKeys(config);
+    let activation = match keys.text("activation_function").and_then(|name| name.rsplit('.').next()) {
+        None | Some("Identity") => PooledActivation::None,
+        Some("Tanh") => PooledActivation::Tanh,
+        Some("GELU") => PooledActivation::GeluErf,
+        Some(other) => return ParseError::unsupported(format!("the activation {other} of a module")),
+    };
+    let layer =
+        PooledLayer::product(&in_folder(path, "linear"), keys.length("in_features")?, keys.length("out_features")?);
+    Ok(layer.with(activation))
+}
+
+/// The name of a module's tensor among all of a model's folder.
+pub(crate) fn in_folder(path: &str, tensor: &str) -> String {
+    format!("{path}/{tensor}")
+}
+
+/// The folder of a module's tensor.
+pub(crate) fn folder_of(tensor: &str) -> Option<&str> {
+    tensor.split_once('/').map(|(folder, _)| folder)
+}
