@@ -134,11 +134,11 @@ impl Checkpoint {
         Ok(Checkpoint::new(path, spec, defaults, WeightFiles::Folder(Shards::open(path, &modules, scaling)?)))
     }
 
-    fn new(path: &Path, spec: ModelSpec, defaults: SamplingDefaults, weights: WeightFiles) -> Checkpoint {
+    fn new(path: &Path, mut spec: ModelSpec, defaults: SamplingDefaults, weights: WeightFiles) -> Checkpoint {
+        names::pooling::find_biases(&mut spec.pooling, |name| weights.find(name).is_some());
         let first = spec.layers.iter().position(|layer| layer.has_experts);
         let format = weights.kind(&spec, first.map(|layer| format!("model.layers.{layer}")).as_deref());
-        let mut sources = names::stored_tensors(&spec, format);
-        sources.extend(names::pooling::biases(&spec.pooling));
+        let sources = names::stored_tensors(&spec, format);
         let mtp_kind = |layer: &str| weights.kind(&spec, spec.experts.map(|_| layer));
         let mtp = MtpWeights::find(&spec, mtp_kind, |name| weights.find(name).is_some());
         Checkpoint { path: path.to_owned(), spec, defaults, weights, sources, mtp }

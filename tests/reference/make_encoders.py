@@ -22,13 +22,17 @@ SMALL = dict(
 )
 # The first rows of the table of positions are those of padding.
 PADDED = SMALL | dict(max_position_embeddings=322, pad_token_id=1, type_vocab_size=1)
+MPNET = {k: v for k, v in PADDED.items() if k != "type_vocab_size"} | dict(hidden_size=64, num_attention_heads=4)
 MODERN = SMALL | dict(
-    num_hidden_layers=4, local_attention=32, global_attn_every_n_layers=3, bos_token_id=256, eos_token_id=257,
+    num_hidden_layers=3, local_attention=32, global_attn_every_n_layers=2, bos_token_id=256, eos_token_id=257,
     cls_token_id=256, sep_token_id=257)
 GEMMA = SMALL | dict(
     head_dim=16, num_key_value_heads=1, sliding_window=32, use_bidirectional_attention=True,
     layer_types=["sliding_attention", "full_attention"], query_pre_attn_scalar=16)
 QWEN = SMALL | dict(head_dim=16, num_key_value_heads=1, tie_word_embeddings=True, use_cache=False)
+
+# With work for two ranks.
+WIDE = dict(hidden_size=64, num_attention_heads=4)
 
 LENGTHS = [1, 2, 17, 40, 300]
 
@@ -40,14 +44,15 @@ def of(kind, classifier=False, labels=0, pooling=None, dense=None, **config):
 CHECKPOINTS = {
     "bert": of("Bert", pooling="mean", **SMALL),
     "bert-cls": of("Bert", pooling="cls", **SMALL),
-    "bert-rank": of("Bert", classifier=True, labels=1, **SMALL),
+    "bert-rank": of("Bert", classifier=True, labels=1, **SMALL | WIDE),
     "roberta": of("Roberta", pooling="mean", **PADDED),
     "xlm-roberta-rank": of("XLMRoberta", classifier=True, labels=1, **PADDED),
-    "mpnet": of("MPNet", pooling="mean", **{k: v for k, v in PADDED.items() if k != "type_vocab_size"}),
-    "nomic-bert": of("NomicBert", pooling="mean", **SMALL),
+    "mpnet": of("MPNet", pooling="mean", **MPNET),
+    "nomic-bert": of("NomicBert", pooling="mean", **SMALL | WIDE),
     "modern-bert": of("ModernBert", pooling="cls", **MODERN),
-    "modern-bert-class": of("ModernBert", classifier=True, labels=3, classifier_pooling="mean", **MODERN),
-    "gemma-embedding": of("Gemma3Text", pooling="mean", dense=[(48, "Identity"), (32, "Tanh")], **GEMMA),
+    "modern-bert-class": of("ModernBert", classifier=True, labels=3, classifier_pooling="mean",
+                            **MODERN | WIDE | dict(intermediate_size=32)),
+    "gemma-embedding": of("Gemma3Text", pooling="mean", dense=[(48, "Identity"), (32, "Tanh")], **GEMMA | WIDE),
     "qwen3-embedding": of("Qwen3", pooling="lasttoken", **QWEN),
     "qwen3-class": of("Qwen3", classifier=True, labels=2, **QWEN),
 }

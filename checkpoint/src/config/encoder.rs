@@ -75,15 +75,17 @@ pub struct PooledLayer {
     pub n_inputs: u32,
     pub n_outputs: u32,
     pub activation: PooledActivation,
-    /// The file's name for the weight of a LayerNorm, without `.weight`.
+    /// The file's name for a LayerNorm, without `.weight`.
     pub norm: Option<String>,
+    /// Whether the file has a bias of the product, and one of the norm.
+    pub biases: [bool; 2],
 }
 
 impl PooledLayer {
     /// A product with this name in the file.
     pub fn product(name: &str, n_inputs: u32, n_outputs: u32) -> PooledLayer {
         let activation = PooledActivation::None;
-        PooledLayer { product: name.to_owned(), n_inputs, n_outputs, activation, norm: None }
+        PooledLayer { product: name.to_owned(), n_inputs, n_outputs, activation, norm: None, biases: [false; 2] }
     }
 
     /// The same layer with an activation.
