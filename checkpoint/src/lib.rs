@@ -36,8 +36,8 @@ pub use config::{
     Activation, AttentionSpec, BlockNorms, ClampedSilu, ConvolutionSpec, DecoderForm, EncoderSpec, ExpertScores,
     ExpertsSpec, Family, KvHeads, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, NormKind, Norms, PooledActivation,
     PooledLayer, Pooling, PoolingSpec, PositionEncoding, ProjectionFactors, QueryKeyNorms, QueryTemperature,
-    RecurrenceRule, RecurrenceSpec, RecurrenceStorage, RopeScaling, RopeSpec, SamplingDefaults, StateHeads,
-    StateSpaceRule,
+    RecurrenceRule, RecurrenceSpec, RecurrenceStorage, RopeScaling, RopeSpec, SamplingDefaults, ScoreActivation,
+    StateHeads, StateSpaceRule,
 };
 pub use conversation::{Conversation, TEMPLATE_NAMES};
 pub use error::{Error, Result};

@@ -41,6 +41,7 @@ pub struct PoolingSpec {
     pub layers: Vec<PooledLayer>,
     /// The last layer's outputs are scores of these labels. Empty: the outputs are an embedding.
     pub labels: Vec<String>,
+    pub scores: ScoreActivation,
 }
 
 impl PoolingSpec {
@@ -52,6 +53,24 @@ impl PoolingSpec {
     /// Whether the outputs are scores of labels.
     pub fn is_classifier(&self) -> bool {
         !self.labels.is_empty()
+    }
+}
+
+/// How a classifier's outputs become scores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ScoreActivation {
+    /// They are the scores.
+    #[default]
+    None,
+    Sigmoid,
+    /// They sum to one.
+    Softmax,
+}
+
+impl ScoreActivation {
+    /// That of a classifier with so many labels, where no file names one.
+    pub fn of_labels(n: usize) -> ScoreActivation {
+        if n == 1 { ScoreActivation::Sigmoid } else { ScoreActivation::Softmax }
     }
 }
 

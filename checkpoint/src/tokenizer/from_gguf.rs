@@ -30,7 +30,8 @@ pub(super) fn read_parts(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Token
     let vocabulary = GgufVocabulary::read(gguf, bytes).map_err(Error::with_path(path))?;
     let pipeline = vocabulary.pipeline()?;
     let pieces = vocabulary.pieces().map_err(Error::with_path(path))?;
-    Ok(TokenizerParts { pipeline, pieces, before: vocabulary.before, after: vocabulary.after })
+    let doubles_end = matches!(vocabulary.model, ModelRules::Unigram(_));
+    Ok(TokenizerParts { pipeline, pieces, before: vocabulary.before, after: vocabulary.after, doubles_end })
 }
 
 /// The content of the keys `tokenizer.ggml.*`.

@@ -6,7 +6,7 @@ use crate::error::{Error, ParseError, Result};
 use crate::small_files::read_json;
 use crate::tokenizer::charsmap;
 use crate::tokenizer::parts::TokenizerParts;
-use crate::tokenizer::pieces::{Spelling, TokenBytes, VOCAB_MAX, missing_bytes};
+use crate::tokenizer::pieces::{INSIDE_OF_WORD, Spelling, TokenBytes, VOCAB_MAX, missing_bytes};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::path::Path;
@@ -26,7 +26,8 @@ pub(super) fn read_parts(path: &Path) -> Result<TokenizerParts> {
             return Err(failed(format!("the added token {text:?} cannot have the id {id}")));
         }
     }
-    Ok(TokenizerParts { pipeline, pieces: table.pieces, before: Tokens::new(), after: Tokens::new() })
+    let (before, after) = (Tokens::new(), Tokens::new());
+    Ok(TokenizerParts { pipeline, pieces: table.pieces, before, after, doubles_end: false })
 }
 
 /// Gives a byte-level vocabulary the bytes that it lacks, with ids from `n_vocab` on.
@@ -103,6 +104,7 @@ fn spelling(json: &Value) -> std::result::Result<Spelling, ParseError> {
         return Ok(Spelling::ByteLevel);
     }
     match model["type"].as_str() {
+        Some("WordPiece") => Ok(Spelling::WordPiece),
         Some("BPE" | "Unigram") => decoder_is_sentence_piece(&json["decoder"]).map(|()| Spelling::SentencePiece),
         Some(other) => ParseError::unsupported(format!("the tokenizer model {other}")),
         None => ParseError::malformed("the tokenizer's model has no type"),
@@ -134,9 +136,21 @@ fn check_charsmaps(normalizer: &Value) -> std::result::Result<(), ParseError> {
     normalizer["normalizers"].as_array().into_iter().flatten().try_for_each(check_charsmaps)
 }
 
+/// Checks that parts inside of words are marked as the table of bytes expects.
+fn check_word_piece(model: &Value) -> std::result::Result<(), ParseError> {
+    match model["continuing_subword_prefix"].as_str() {
+        None | Some(INSIDE_OF_WORD) => Ok(()),
+        Some(other) => ParseError::unsupported(format!("WordPiece with the mark {other:?} inside of words")),
+    }
+}
+
 /// Checks that each merge joins two tokens to a token and no affix is added, which merging relies on.
 fn check_merges(json: &Value) -> std::result::Result<(), ParseError> {
     let model = &json["model"];
+    // WordPiece joins nothing.
+    if model["type"] == "WordPiece" {
+        return check_word_piece(model);
+    }
     for affix in ["continuing_subword_prefix", "end_of_word_suffix"] {
         if model[affix].as_str().is_some_and(|affix| !affix.is_empty()) {
             return ParseError::unsupported(format!("a tokenizer with {affix}"));

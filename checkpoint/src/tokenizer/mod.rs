@@ -92,6 +92,28 @@ impl Tokenizer {
         Ok([before, &ids, after].concat())
     }
 
+    /// The ids of a pair of texts, as a model reads them that judges both, and where the second begins; 0 where the
+    /// model does not distinguish the two.
+    pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Tokens, u32)> {
+        let pair = &self.0.pipeline.get_post_processor().pair;
+        let ids = |run: &[(PipelineToken, u8)]| -> Tokens {
+            let tokens: Vec<PipelineToken> = run.iter().map(|(token, _)| *token).collect();
+            PipelineToken::cast_slice(&tokens).to_vec()
+        };
+        let is_of_file = pair.n_special() > 0;
+        let [before, between, after] = match is_of_file {
+            true => [ids(&pair.prefix), ids(&pair.infix), ids(&pair.suffix)],
+            // What ends a text stands between two; of some models twice.
+            false if self.0.doubles_end => [self.0.before.clone(), self.0.after.repeat(2), self.0.after.clone()],
+            false => [self.0.before.clone(), self.0.after.clone(), self.0.after.clone()],
+        };
+        let [first, second] = [self.encode(first, false)?, self.encode(second, false)?];
+        let has_kinds = if is_of_file { pair.b_type_id == Some(1) } else { !self.0.doubles_end };
+        let begins = before.len() + first.len() + between.len();
+        let begins = if has_kinds { begins as u32 } else { 0 };
+        Ok(([before, first, between, second, after].concat(), begins))
+    }
+
     /// The largest id plus one.
     pub fn n_vocab(&self) -> usize {
         self.0.pieces.len()

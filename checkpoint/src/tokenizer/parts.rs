@@ -10,4 +10,6 @@ pub(super) struct TokenizerParts {
     /// The tokens that `add_special` puts before a text if the pipeline does not.
     pub before: Tokens,
     pub after: Tokens,
+    /// Whether `after` stands twice between the texts of a pair, as in XLM-R.
+    pub doubles_end: bool,
 }

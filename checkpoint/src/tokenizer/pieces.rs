@@ -21,7 +21,12 @@ pub(super) enum Spelling {
     ByteLevel,
     /// Text with `▁` for a space, and `<0x0A>` for a byte that has no text.
     SentencePiece,
+    /// Text with `##` before a part inside of a word.
+    WordPiece,
 }
+
+/// Marks a part inside of a word.
+pub(super) const INSIDE_OF_WORD: &str = "##";
 
 impl TokenBytes {
     /// Takes the tokens in the order of their ids.
@@ -63,6 +68,10 @@ impl TokenBytes {
             (Spelling::SentencePiece, Ok(text)) if !text.contains(|c: char| c.is_ascii_control()) => {
                 text.replace(' ', "▁")
             }
+            (Spelling::WordPiece, text) => {
+                let text = text.unwrap_or_default();
+                text.strip_prefix(' ').map_or_else(|| format!("{INSIDE_OF_WORD}{text}"), str::to_owned)
+            }
             // Bytes that are no text have tokens of their own.
             (Spelling::SentencePiece, _) => bytes.iter().map(|byte| format!("<0x{byte:02X}>")).collect(),
         }
@@ -85,6 +94,10 @@ impl Spelling {
             Spelling::SentencePiece => match byte_token(token) {
                 Some(byte) => vec![byte],
                 None => token.replace('▁', " ").into_bytes(),
+            },
+            Spelling::WordPiece => match token.strip_prefix(INSIDE_OF_WORD) {
+                Some(part) if !part.is_empty() => part.as_bytes().to_vec(),
+                _ => format!(" {token}").into_bytes(),
             },
         }
     }

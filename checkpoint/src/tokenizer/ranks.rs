@@ -77,7 +77,7 @@ impl RankedVocabulary {
     pub fn into_parts(self) -> Result<TokenizerParts, ParseError> {
         let pieces = self.pieces()?;
         let pipeline = self.pipeline().map_err(|error| ParseError::Malformed(error.to_string()))?;
-        Ok(TokenizerParts { pipeline, pieces, before: self.before, after: Tokens::new() })
+        Ok(TokenizerParts { pipeline, pieces, before: self.before, after: Tokens::new(), doubles_end: false })
     }
 
     fn n_vocab(&self) -> usize {

@@ -7,6 +7,7 @@ use proto::v1::generate_reply;
 use proto::v1::generate_request::Input;
 use proto::v1::inference_server::{Inference, InferenceServer};
 use router::board::pick::hashed;
+use router::front::embed::Readout;
 use router::front::frontend::{Frontend, unix_seconds};
 use router::front::generation::{Generation, GenerationEvent, SideOutput};
 use router::front::parsed_request::{ParsedRequest, Purpose, cache_hint, deadline_after};
@@ -58,6 +59,19 @@ impl Inference for InferenceService {
             .map_err(status)?;
         let reply = self.front.embed(parsed, &mut recorder).await.map_err(status)?;
         Ok(Response::new(reply))
+    }
+
+    async fn classify(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::ClassifyReply>, Status> {
+        let mut recorder = Recorder::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
+        let parsed = self
+            .parse_embed_request(request)
+            .inspect_err(|refusal| recorder.record_refusal(refusal))
+            .map_err(status)?;
+        let text = self.front.text(&parsed.model).map_err(status)?;
+        let v1::EmbedReply { model, embeddings: scores, usage } =
+            self.front.pool(parsed, Readout::Scores, &mut recorder).await.map_err(status)?;
+        let labels = text.spec.pooling.labels.clone();
+        Ok(Response::new(v1::ClassifyReply { model, labels, scores, usage }))
     }
 
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeReply>, Status> {
@@ -130,6 +144,9 @@ impl InferenceService {
         let cache_hint = plain(CACHE_HINT).map(cache_hint).transpose()?.unwrap_or_default();
         let request = request.into_inner();
         let input = request.input.ok_or_else(|| Refusal::invalid("input", "must be text, chat or token_ids"))?;
+        if matches!(input, Input::Pair(_)) {
+            return Err(Refusal::invalid("pair", "is for Classify: a pair of texts generates nothing"));
+        }
         if request.choice == u32::MAX {
             return Err(Refusal::invalid("choice", "is out of range"));
         }
@@ -157,7 +174,8 @@ impl InferenceService {
         let input = |input: v1::EmbedInput| match input.input {
             Some(v1::embed_input::Input::Text(text)) => Ok(Input::Text(text)),
             Some(v1::embed_input::Input::TokenIds(ids)) => Ok(Input::TokenIds(ids)),
-            None => Err(Refusal::invalid("inputs", "must be text or token_ids")),
+            Some(v1::embed_input::Input::Pair(pair)) => Ok(Input::Pair(pair)),
+            None => Err(Refusal::invalid("inputs", "must be text, token_ids or pair")),
         };
         Ok(ParsedRequest {
             model: request.model,

@@ -40,7 +40,7 @@ pub async fn derender(
 
 fn derender_answer(of: &ModelText, read: Option<&EncodedInput>, choice: u32, ids: &Tokens) -> DerenderedAnswer {
     let mut assembly = AnswerAssembly::new(&of.tokenizer, Arc::new(Stops::new(Vec::new())), 0, false);
-    if let Some(EncodedInput { ids: prompt, talk: Some(talk) }) = read {
+    if let Some(EncodedInput { ids: prompt, talk: Some(talk), .. }) = read {
         // The seed is not known here, because the tokens were drawn elsewhere: ids of calls are a function of the
         // prompt alone.
         assembly = assembly.of_chat(talk, CallIds { seed: 0, choice, prompt: TokensHash::of(prompt) });

@@ -1,48 +1,81 @@
-//! The one path from inputs to their embeddings: the replica pools the hidden states, and this file normalises them to
-//! length one. Knows no face.
+//! The one path from inputs to their embeddings or scores: the replica pools the hidden states and runs the layers behind
+//! them, and this file makes them vectors of length one, or scores. Knows no face.
 
 use crate::front::frontend::Frontend;
 use crate::front::generation::{GenerationEvent, SideOutput};
 use crate::front::parsed_request::{ParsedRequest, Purpose};
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
+use checkpoint::{PoolingSpec, ScoreActivation};
 use proto::v1;
+use proto::v1::generate_request::Input;
 use std::sync::Arc;
 use telemetry::spans::TracedSpan;
 use tokio_stream::StreamExt;
 
+/// What becomes of a pooled vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readout {
+    /// A vector of length one.
+    Embedding,
+    /// The score of each of a classifier's labels.
+    Scores,
+    /// What the model's layers leave: an embedding of any length, or a classifier's outputs.
+    Raw,
+}
+
 impl Frontend {
-    /// Returns the embedding of each prompt. `ask` also gives the model, the deadline and the tenant.
+    /// Returns the embedding of each prompt. `parsed` also has the model, the deadline and the tenant.
     pub async fn embed(
         self: &Arc<Self>,
         parsed: ParsedRequest,
+        recorder: &mut Recorder,
+    ) -> Result<v1::EmbedReply, Refusal> {
+        self.pool(parsed, Readout::Embedding, recorder).await
+    }
+
+    /// Returns what becomes of each prompt's hidden states.
+    pub async fn pool(
+        self: &Arc<Self>,
+        parsed: ParsedRequest,
+        readout: Readout,
         recorder: &mut Recorder,
     ) -> Result<v1::EmbedReply, Refusal> {
         let parsed = ParsedRequest { purpose: Purpose::Pool, ..parsed };
         recorder.record_request(&parsed);
         let tenant = self.config.keys.tenant_limits(parsed.tenant);
         recorder.show_in_history(&self.history, parsed.tenant, tenant.label().clone());
-        let embedded = match self.count_tenant_visit(&tenant) {
+        let pooled = match self.count_tenant_visit(&tenant) {
             Ok(_visit) => {
-                let embedded = self.embed_all(parsed, &recorder.trace()).await;
-                embedded.inspect_err(|refusal| tenant.count_refusal(refusal))
+                let pooled = self.pool_all(parsed, readout, &recorder.trace()).await;
+                pooled.inspect_err(|refusal| tenant.count_refusal(refusal))
             }
             Err(refusal) => Err(refusal),
         };
-        match &embedded {
+        match &pooled {
             Ok(reply) => {
                 recorder.embedded(reply);
                 recorder.record_outcome("ok");
             }
             Err(refusal) => recorder.record_refusal(refusal),
         }
-        embedded
+        pooled
     }
 
     /// Runs a few inputs at a time, so that one request does not fill the queue for all.
-    async fn embed_all(self: &Arc<Self>, parsed: ParsedRequest, trace: &TracedSpan) -> Result<v1::EmbedReply, Refusal> {
+    async fn pool_all(
+        self: &Arc<Self>,
+        parsed: ParsedRequest,
+        readout: Readout,
+        trace: &TracedSpan,
+    ) -> Result<v1::EmbedReply, Refusal> {
         let ParsedRequest { model, prompts: mut inputs, truncation, deadline, priority, cache_salt, tenant, .. } =
             parsed;
+        let pooling = self.text(&model)?.spec.pooling.clone();
+        readout.check(&pooling)?;
+        if !pooling.is_classifier() && inputs.iter().any(|input| matches!(input, Input::Pair(_))) {
+            return Err(Refusal::invalid("pair", "needs a classifier, and this model embeds single texts"));
+        }
         let deadline = self.deadline(deadline);
         let limits = &self.config.limits;
         let (n, n_max) = (inputs.len(), limits.embeddings_max);
@@ -64,12 +97,15 @@ impl Frontend {
                 tenant,
                 ..ParsedRequest::default()
             };
-            self.embed_some(part, trace, &mut reply).await?;
+            self.pool_some(part, trace, &mut reply).await?;
+        }
+        for vector in &mut reply.embeddings {
+            readout.finish(&pooling, &mut vector.values)?;
         }
         Ok(reply)
     }
 
-    async fn embed_some(
+    async fn pool_some(
         self: &Arc<Self>,
         parsed: ParsedRequest,
         trace: &TracedSpan,
@@ -82,7 +118,7 @@ impl Frontend {
         while let Some(event) = generation.next().await {
             match event? {
                 (slot, GenerationEvent::Aside(SideOutput::Pooled(values))) => {
-                    reply.embeddings[first + slot as usize].values = normalized(values)?
+                    reply.embeddings[first + slot as usize].values = values;
                 }
                 (_, GenerationEvent::Finished(finished)) => {
                     let usage = reply.usage.get_or_insert_default();
@@ -98,8 +134,34 @@ impl Frontend {
     }
 }
 
+impl Readout {
+    /// Refuses what the model does not have.
+    fn check(self, of: &PoolingSpec) -> Result<(), Refusal> {
+        match (self, of.is_classifier()) {
+            (Readout::Embedding, true) => {
+                Err(Refusal::invalid("model", "is a classifier, which embeds nothing: use /classify or /v1/rerank"))
+            }
+            (Readout::Scores, false) => {
+                Err(Refusal::invalid("model", "has no classifier: use /v1/embeddings, /v1/score or /v1/rerank"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn finish(self, of: &PoolingSpec, values: &mut [f32]) -> Result<(), Refusal> {
+        match self {
+            Readout::Embedding => normalize(values),
+            Readout::Scores => {
+                activate(of.scores, values);
+                Ok(())
+            }
+            Readout::Raw => Ok(()),
+        }
+    }
+}
+
 /// Scales the values to length one. The sum has a fixed order, so that every router gives the same bits.
-fn normalized(mut values: Vec<f32>) -> Result<Vec<f32>, Refusal> {
+pub(crate) fn normalize(values: &mut [f32]) -> Result<(), Refusal> {
     let length = values.iter().fold(0.0, |sum, value| sum + f64::from(*value) * f64::from(*value)).sqrt();
     if !length.is_finite() {
         return Err(Refusal::failed("the hidden states are not finite"));
@@ -107,5 +169,38 @@ fn normalized(mut values: Vec<f32>) -> Result<Vec<f32>, Refusal> {
     if length > 0.0 {
         values.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
     }
-    Ok(values)
+    Ok(())
+}
+
+/// Turns a classifier's outputs into scores, by portable arithmetic in a fixed order.
+fn activate(by: ScoreActivation, values: &mut [f32]) {
+    match by {
+        ScoreActivation::None => {}
+        ScoreActivation::Sigmoid => {
+            values.iter_mut().for_each(|x| *x = (1.0 / (1.0 + libm::exp(-f64::from(*x)))) as f32);
+        }
+        ScoreActivation::Softmax => {
+            let largest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let weight = |x: &f32| libm::exp(f64::from(*x) - f64::from(largest));
+            let sum: f64 = values.iter().map(weight).sum();
+            values.iter_mut().for_each(|x| *x = (weight(x) / sum) as f32);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_become_scores() {
+        let scores = |by, mut values: Vec<f32>| {
+            activate(by, &mut values);
+            values
+        };
+        assert_eq!(scores(ScoreActivation::None, vec![1.5, -2.0]), [1.5, -2.0]);
+        assert_eq!(scores(ScoreActivation::Sigmoid, vec![0.0, 1000.0, -1000.0]), [0.5, 1.0, 0.0]);
+        assert_eq!(scores(ScoreActivation::Softmax, vec![3.0, 3.0]), [0.5, 0.5]);
+        assert_eq!(scores(ScoreActivation::Softmax, vec![0.0, 2000.0]), [0.0, 1.0]);
+    }
 }

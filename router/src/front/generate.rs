@@ -198,12 +198,12 @@ impl Frontend {
             Input::Text(text) if echo => Some(text.clone()),
             _ => None,
         };
-        let EncodedInput { ids, talk } = self.texts.encoded(of, input, true, now).await?;
+        let EncodedInput { ids, talk, second_text } = self.texts.encoded(of, input, true, now).await?;
         let text = match text {
             None if echo => Some(self.texts.detokenize(of, ids.clone()).await?),
             text => text,
         };
-        Ok(Prompt { ids, text, talk })
+        Ok(Prompt { ids, second_text, text, talk })
     }
 
     /// Returns the queues that receive the answer when it is over, with the client's sampling.

@@ -55,6 +55,8 @@ pub enum SideOutput {
 #[derive(Clone)]
 pub struct Prompt {
     pub ids: Tokens,
+    /// Where the second text of a pair begins; 0: it is one text.
+    pub second_text: u32,
     /// Its text, if that is to be echoed.
     pub text: Option<String>,
     /// How the answer to a chat is read.

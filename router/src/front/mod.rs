@@ -15,6 +15,7 @@
 pub mod beams;
 pub mod calls;
 pub mod certificate;
+pub mod decide;
 pub mod deltas;
 pub mod derender;
 pub mod embed;
@@ -29,6 +30,7 @@ pub mod parsed_request;
 pub mod prepared;
 pub mod progress;
 pub mod public_ids;
+pub mod rank;
 pub mod reader_watch;
 pub mod recorder;
 pub mod resume;

@@ -3,7 +3,7 @@
 use crate::config::RouterLimits;
 use crate::front::grammars;
 use crate::front::resume::Resume;
-use crate::front::sampling::{AnswerTextSettings, check, random_seed, work};
+use crate::front::sampling::{AnswerTextSettings, check, random_seed, sorted_unique, work};
 use crate::front::stop::Stops;
 use crate::front::structure;
 use crate::refusal::Refusal;
@@ -108,6 +108,8 @@ impl Truncation {
 pub enum Purpose {
     Generate(Box<v1::Sampling>),
     Pool,
+    /// One greedy token, with the logprobs of these.
+    Read(Tokens),
 }
 
 impl Purpose {
@@ -120,7 +122,7 @@ impl Purpose {
                 let seed = *sampling.seed.get_or_insert_with(|| default.unwrap_or_else(random_seed));
                 session.unwrap_or(seed)
             }
-            Purpose::Pool => tenant.0,
+            Purpose::Pool | Purpose::Read(_) => tenant.0,
         }
     }
 
@@ -137,7 +139,7 @@ impl Purpose {
     pub(super) fn take_structure(&mut self) -> Option<v1::Structure> {
         match self {
             Purpose::Generate(sampling) => sampling.structure.take(),
-            Purpose::Pool => None,
+            Purpose::Pool | Purpose::Read(_) => None,
         }
     }
 
@@ -145,7 +147,7 @@ impl Purpose {
     pub(super) fn work(&self) -> usize {
         match self {
             Purpose::Generate(sampling) => work(sampling),
-            Purpose::Pool => 0,
+            Purpose::Pool | Purpose::Read(_) => 0,
         }
     }
 
@@ -166,11 +168,26 @@ impl Purpose {
             Purpose::Pool => {
                 let sampling = Sampling { tokens_max: 1, ..Sampling::default() };
                 let request = Request { sampling, goal: Goal::Pool, cache_bypass: true, ..Request::default() };
-                let stops = Arc::new(Stops::new(Vec::new()));
-                Ok((request, AnswerTextSettings { stops, show_special: false, own_ends: Tokens::new() }))
+                Ok((request, no_text()))
+            }
+            Purpose::Read(tokens) => {
+                of.check_generates()?;
+                let sampling = Sampling {
+                    tokens_max: 1,
+                    temperature: 0.0,
+                    logprobs: Some(0),
+                    logprob_token_ids: sorted_unique(tokens),
+                    ..Sampling::default()
+                };
+                Ok((Request { sampling, ..Request::default() }, no_text()))
             }
         }
     }
+}
+
+/// The settings of an answer whose text no client gets.
+fn no_text() -> AnswerTextSettings {
+    AnswerTextSettings { stops: Arc::new(Stops::new(Vec::new())), show_special: true, own_ends: Tokens::new() }
 }
 
 /// Reads a hint for the prefix cache.

@@ -61,7 +61,7 @@ impl PreparedRequest {
         numbers: Range<u32>,
     ) -> PreparedRequest {
         PreparedRequest {
-            prompts: prompts.into_iter().map(|ids| Prompt { ids, text: None, talk: None }).collect(),
+            prompts: prompts.into_iter().map(|ids| Prompt { ids, second_text: 0, text: None, talk: None }).collect(),
             base_request,
             wording,
             numbers,
@@ -108,7 +108,8 @@ impl PreparedRequest {
 
     pub fn request(&self, prompt: &Prompt, choice: u32, context: u32) -> Request {
         let room = context - prompt.ids.len() as u32;
-        let mut request = Request { prompt: prompt.ids.clone(), ..self.base_request.clone() };
+        let (ids, second_text) = (prompt.ids.clone(), prompt.second_text);
+        let mut request = Request { prompt: ids, second_text, ..self.base_request.clone() };
         request.sampling.choice = choice;
         // A pooled prompt may leave no room, and draws nothing.
         request.sampling.tokens_max = request.sampling.tokens_max.min(room.max(1));

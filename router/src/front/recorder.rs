@@ -142,6 +142,7 @@ impl Recorder {
         let is_chat = matches!(parsed.prompts.first(), Some(Input::Chat(_)));
         let (operation, sampling) = match &parsed.purpose {
             Purpose::Pool => ("embeddings", None),
+            Purpose::Read(_) => ("decisions", None),
             Purpose::Generate(sampling) if is_chat => ("chat", Some(sampling)),
             Purpose::Generate(sampling) => ("text_completion", Some(sampling)),
         };
@@ -324,6 +325,7 @@ fn messages(prompts: &[Input]) -> String {
         match prompt {
             Input::Text(text) => entries.push(message("user", text)),
             Input::Chat(chat) => entries.extend(chat.messages.iter().map(|of| message(&of.role, &of.content))),
+            Input::Pair(pair) => entries.extend([&pair.first, &pair.second].map(|text| message("user", text))),
             Input::TokenIds(_) => {}
         }
     }

@@ -154,7 +154,7 @@ impl ModelText {
 }
 
 /// Removes duplicates: a list is no longer than the vocabulary, however often a client repeats itself.
-fn sorted_unique(mut tokens: Tokens) -> Tokens {
+pub(super) fn sorted_unique(mut tokens: Tokens) -> Tokens {
     tokens.sort_unstable();
     tokens.dedup();
     tokens

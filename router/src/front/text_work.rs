@@ -72,7 +72,7 @@ impl TextWork {
             true => read.encode_with_places(input, now),
             false => read.encode(input, true, now).map(|encoded| (encoded, None)),
         };
-        let (EncodedInput { ids, talk }, places) = self.off_runtime(n_bytes, encode).await??;
+        let (EncodedInput { ids, talk, .. }, places) = self.off_runtime(n_bytes, encode).await??;
         let structure = structure::grammar_spec(structure, talk.as_ref())?.as_ref().map(structure::to_structure);
         Ok(RenderedPrompt { ids, places, structure })
     }
@@ -110,6 +110,7 @@ fn length(input: &Input) -> usize {
     match input {
         Input::TokenIds(_) => 0,
         Input::Text(text) => text.len(),
+        Input::Pair(pair) => pair.first.len() + pair.second.len(),
         Input::Chat(chat) => chat_length(chat),
     }
 }

@@ -5,7 +5,7 @@ pub mod keys;
 use super::parts::rope_head_dim;
 use super::{
     AttentionSpec, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, NormKind, PooledActivation, PooledLayer, Pooling,
-    PoolingSpec, QueryKeyNorms, QueryTemperature, RopeScaling, RopeSpec, dedup_eos, length,
+    PoolingSpec, QueryKeyNorms, QueryTemperature, RopeScaling, RopeSpec, ScoreActivation, dedup_eos, length,
 };
 use crate::error::ParseError;
 use crate::families::{AttentionBias, Family, FamilyDefinition, GgufVariant, LocalTheta, WindowPattern};
@@ -122,7 +122,9 @@ fn classifier(keys: &GgufKeys<'_>, hidden: u32) -> Result<PoolingSpec, ParseErro
         true => Pooling::First,
         false => Pooling::Last,
     };
-    Ok(PoolingSpec { kind, layers, labels })
+    // As llama.cpp has it: ranks are the outputs themselves.
+    let scores = if labels.len() == 1 { ScoreActivation::None } else { ScoreActivation::Softmax };
+    Ok(PoolingSpec { kind, layers, labels, scores })
 }
 
 /// Some families have the architecture of another.

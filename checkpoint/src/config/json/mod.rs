@@ -5,7 +5,10 @@ pub mod keys;
 mod rope;
 
 use super::parts::rope_head_dim;
-use super::{AttentionSpec, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, PoolingSpec, QueryKeyNorms, dedup_eos};
+use super::{
+    AttentionSpec, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, PoolingSpec, QueryKeyNorms, ScoreActivation,
+    dedup_eos,
+};
 use crate::error::ParseError;
 use crate::families::{AttentionBias, FamilyDefinition, WindowUse};
 use crate::scaling::QuantConfig;
@@ -102,7 +105,22 @@ fn pooling(keys: &JsonKeys<'_>, of: &FamilyDefinition, hidden: u32) -> Result<Po
     let labels = labels(keys)?;
     let n = super::length("the number of labels", labels.len() as u64)?;
     let (kind, layers) = (of.encoder.classifier)(keys, hidden, n)?;
-    Ok(PoolingSpec { kind, layers, labels })
+    let scores = score_activation(keys, labels.len())?;
+    Ok(PoolingSpec { kind, layers, labels, scores })
+}
+
+/// How a classifier's outputs become scores. Sentence-transformers names a class of torch, in one of two places.
+fn score_activation(keys: &JsonKeys<'_>, n_labels: usize) -> Result<ScoreActivation, ParseError> {
+    let own = JsonKeys(keys.object("sentence_transformers").unwrap_or(&Value::Null));
+    let named = own.text("activation_fn").or(keys.text("sbert_ce_default_activation_function"));
+    match named.and_then(|name| name.rsplit('.').next()) {
+        None if keys.text("problem_type") == Some("multi_label_classification") => Ok(ScoreActivation::Sigmoid),
+        None => Ok(ScoreActivation::of_labels(n_labels)),
+        Some("Identity") => Ok(ScoreActivation::None),
+        Some("Sigmoid") => Ok(ScoreActivation::Sigmoid),
+        Some("Softmax") => Ok(ScoreActivation::Softmax),
+        Some(other) => ParseError::unsupported(format!("the activation {other} of a classifier")),
+    }
 }
 
 /// The names of a classifier's outputs, in their order.

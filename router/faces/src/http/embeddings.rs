@@ -81,13 +81,13 @@ pub fn check_dimensions(requested: u32, own: u32) -> Result<(), Refusal> {
 }
 
 #[derive(Clone, Copy)]
-enum EmbeddingEncoding {
+pub enum EmbeddingEncoding {
     Float,
     /// Base64 of the little-endian bytes: the `openai` client requests this format by default.
     Base64,
 }
 
-fn encoding(fields: &mut Fields) -> Result<EmbeddingEncoding, Refusal> {
+pub fn encoding(fields: &mut Fields) -> Result<EmbeddingEncoding, Refusal> {
     match fields.string("encoding_format")?.as_deref() {
         None | Some("float") => Ok(EmbeddingEncoding::Float),
         Some("base64") => Ok(EmbeddingEncoding::Base64),
@@ -96,7 +96,7 @@ fn encoding(fields: &mut Fields) -> Result<EmbeddingEncoding, Refusal> {
 }
 
 impl EmbeddingEncoding {
-    fn value(self, values: &[f32]) -> Value {
+    pub fn value(self, values: &[f32]) -> Value {
         match self {
             EmbeddingEncoding::Float => values.into(),
             EmbeddingEncoding::Base64 => {

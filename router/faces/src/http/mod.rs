@@ -17,6 +17,7 @@ mod chat;
 mod chunks;
 mod completions;
 mod conversation;
+mod decisions;
 mod door;
 mod embeddings;
 mod error;
@@ -35,7 +36,9 @@ mod orca;
 mod origin;
 mod packed;
 mod page;
+mod pooling;
 mod prediction;
+mod ranking;
 mod records;
 mod responses;
 mod searches;
@@ -244,6 +247,7 @@ fn openai_routes() -> Vec<Route> {
         get("/v1/conversations/{id}/items/{item_id}", "one of them", conversations::item),
         delete("/v1/conversations/{id}/items/{item_id}", "deletes one of them", conversations::forget_item),
         post("/v1/embeddings", "a vector for each text", embeddings::embeddings),
+        post("/v1/decisions", "the probabilities of answers to questions about a text", decisions::decisions),
         post("/tokenize", "the tokens of a text or of a chat", tokens::tokenize),
         post("/detokenize", "the text of tokens", tokens::detokenize),
     ]

@@ -38,6 +38,8 @@ fn base(endpoint: Endpoint, name: &str) -> Option<(&'static str, Value)> {
         Endpoint::Messages => ("/v1/messages", json!({ "messages": messages, "max_tokens": 9 })),
         Endpoint::CountTokens => ("/v1/messages/count_tokens", json!({ "messages": messages })),
         Endpoint::Embeddings => ("/v1/embeddings", json!({ "input": "Hi" })),
+        Endpoint::Rank if name == "texts" => ("/v1/rerank", json!({ "query": "Hi" })),
+        Endpoint::Rank => ("/v1/rerank", json!({ "query": "Hi", "documents": ["a", "b"] })),
         Endpoint::Tokenize if of_talk => ("/tokenize", json!({ "messages": messages })),
         Endpoint::Tokenize => ("/tokenize", json!({ "prompt": "Hi" })),
         Endpoint::Detokenize => ("/detokenize", json!({ "tokens": [65] })),
@@ -172,11 +174,12 @@ fn places(on: &[Endpoint]) -> String {
         Endpoint::Messages => "messages",
         Endpoint::CountTokens => "count_tokens",
         Endpoint::Embeddings => "embeddings",
+        Endpoint::Rank => "rank",
         Endpoint::Tokenize => "tokenize",
         Endpoint::Detokenize => "detokenize",
         Endpoint::Infer => "KServe",
     };
-    if on.len() == 9 { "all".into() } else { on.iter().map(name).collect::<Vec<_>>().join(", ") }
+    if on.len() == 10 { "all".into() } else { on.iter().map(name).collect::<Vec<_>>().join(", ") }
 }
 
 fn values(known: &KnownField) -> String {

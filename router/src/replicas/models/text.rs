@@ -47,6 +47,8 @@ pub struct ModelText {
 pub(crate) struct EncodedInput {
     pub ids: Tokens,
     pub talk: Option<AnswerParseContext>,
+    /// Where the second text of a pair begins; 0: it is one text.
+    pub second_text: u32,
 }
 
 /// The characters `start..end` of a text that each of its tokens stands for.
@@ -138,7 +140,10 @@ impl ModelText {
         now: u64,
     ) -> Result<(EncodedInput, Option<String>), Refusal> {
         let (field, text, talk) = match input {
-            Input::TokenIds(ids) => return Ok((EncodedInput { ids: self.checked(ids.ids)?, talk: None }, None)),
+            Input::TokenIds(ids) => {
+                return Ok((EncodedInput { ids: self.checked(ids.ids)?, talk: None, second_text: 0 }, None));
+            }
+            Input::Pair(pair) => return self.encode_pair(&pair).map(|encoded| (encoded, None)),
             Input::Text(text) => ("text", text, None),
             Input::Chat(chat) => {
                 let (text, talk) = self.render(chat, now)?;
@@ -152,7 +157,15 @@ impl ModelText {
         }
         // A tokenizer may know more tokens than the model has rows for.
         self.check_ids(field, &ids)?;
-        Ok((EncodedInput { ids, talk }, Some(text)))
+        Ok((EncodedInput { ids, talk, second_text: 0 }, Some(text)))
+    }
+
+    fn encode_pair(&self, pair: &v1::TextPair) -> Result<EncodedInput, Refusal> {
+        let encoded = self.tokenizer.encode_pair(&pair.first, &pair.second);
+        let (ids, second_text) =
+            encoded.map_err(|error| Refusal::invalid("pair", format!("cannot be tokenized: {error}")))?;
+        self.check_ids("pair", &ids)?;
+        Ok(EncodedInput { ids, talk: None, second_text })
     }
 
     fn checked(&self, ids: Vec<Token>) -> Result<Tokens, Refusal> {

@@ -1,12 +1,15 @@
 //! The list of known fields, in the order in which a request is read. Numbers of the sampling are in the table of
 //! `front::parameters`.
 
-use super::Endpoint::{Chat, Completions, CountTokens, Detokenize, Embeddings, Infer, Messages, Responses, Tokenize};
+use super::Endpoint::{
+    Chat, Completions, CountTokens, Detokenize, Embeddings, Infer, Messages, Rank, Responses, Tokenize,
+};
 use super::NeutralValues::{self, All, Empty, These};
 use super::{Endpoints, KnownField};
 use router::front::parameters::{NUMBERS, NumberParameter};
 
-const ALL: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Tokenize, Detokenize, Infer];
+const ALL: Endpoints =
+    &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Rank, Tokenize, Detokenize, Infer];
 /// Endpoints that generate.
 const GENERATING: Endpoints = &[Chat, Completions, Responses, Messages, Infer];
 /// Endpoints that generate, over HTTP.
@@ -16,14 +19,14 @@ const TALKS: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, 
 /// Endpoints that tokenize text.
 const READS: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Tokenize, Infer];
 /// Endpoints that store nothing.
-const UNSTORED: Endpoints = &[Chat, Completions, Messages, CountTokens, Embeddings, Tokenize, Detokenize, Infer];
+const UNSTORED: Endpoints = &[Chat, Completions, Messages, CountTokens, Embeddings, Rank, Tokenize, Detokenize, Infer];
 const BOTH: Endpoints = &[Chat, Completions];
 /// Endpoints that accept a structure in the format of every server.
 const SHAPED: Endpoints = &[Chat, Completions, Infer];
 /// Endpoints that name a model.
-const NAMED: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Tokenize, Detokenize];
+const NAMED: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Rank, Tokenize, Detokenize];
 /// Endpoints whose requests have a place in the queue and a deadline.
-const QUEUED: Endpoints = &[Chat, Completions, Responses, Messages, Embeddings, Infer];
+const QUEUED: Endpoints = &[Chat, Completions, Responses, Messages, Embeddings, Rank, Infer];
 const STREAMS: Endpoints = &[Chat, Completions, Responses];
 
 const fn supported(name: &'static str, of: &'static str, on: Endpoints, meant: &'static str) -> KnownField {
@@ -128,9 +131,9 @@ const PROMPT_FIELDS: &[KnownField] = &[
     unsupported("parse_special", "L", &[Tokenize], "false").with_neutral(TRUE),
     supported("with_pieces", "L", &[Tokenize], "true"),
     supported("return_token_strs", "V", &[Tokenize], "true"),
-    supported("truncate_prompt_tokens", "V", &[Chat, Completions, Embeddings], "2"),
+    supported("truncate_prompt_tokens", "V", &[Chat, Completions, Embeddings, Rank], "2"),
     unsupported("truncate_prompt_tokens", "V", &[Responses, Messages, CountTokens, Tokenize, Infer], "2"),
-    supported("truncation_side", "V", &[Chat, Completions, Embeddings], r#""left""#),
+    supported("truncation_side", "V", &[Chat, Completions, Embeddings, Rank], r#""left""#),
     unsupported("truncation_side", "V", &[Responses, Messages, CountTokens, Tokenize, Infer], r#""left""#)
         .with_neutral(All),
     unsupported("truncation", "O V", &[Responses], r#""x""#).with_neutral(These(&[r#""disabled""#, r#""auto""#])),
@@ -337,6 +340,18 @@ const OTHER_FIELDS: &[KnownField] = &[
     // Embeddings
     supported("dimensions", "O V M", &[Embeddings], "32"),
     supported("encoding_format", "O V L", &[Embeddings], r#""base64""#),
+    // Pairs of texts
+    supported("query", "V L", &[Rank], r#""Hi""#),
+    supported("documents", "V L", &[Rank], r#"["Hi"]"#),
+    supported("texts", "L", &[Rank], r#"["Hi"]"#),
+    supported("top_n", "V L", &[Rank], "1"),
+    supported("return_documents", "V", &[Rank], "false"),
+    supported("return_text", "L", &[Rank], "true"),
+    supported("raw_scores", "L", &[Rank], "true"),
+    supported("use_activation", "V", &[Rank], "false"),
+    unsupported("max_tokens_per_doc", "V", &[Rank], "9").with_neutral(ZERO),
+    unsupported("max_tokens_per_query", "V", &[Rank], "9").with_neutral(ZERO),
+    unsupported("instruction", "V", &[Rank], r#""Find it.""#).with_neutral(Empty),
     unsupported("embed_dtype", "V", &[Embeddings], r#""float16""#).with_neutral(These(&[r#""float32""#])),
     unsupported("endianness", "V", &[Embeddings], r#""big""#).with_neutral(These(&[r#""little""#, r#""native""#])),
     unsupported("normalize", "V", &[Embeddings], "false").with_neutral(TRUE),

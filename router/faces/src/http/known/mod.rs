@@ -19,6 +19,8 @@ pub enum Endpoint {
     Messages,
     CountTokens,
     Embeddings,
+    /// Of `/v1/rerank` and `/v1/score`.
+    Rank,
     Tokenize,
     Detokenize,
     /// The `sampling_parameters` of KServe's protocol.

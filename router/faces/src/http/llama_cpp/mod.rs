@@ -15,7 +15,7 @@ pub use begun::join_begun_answer;
 
 use crate::http::error::with_error_body;
 use crate::http::table::{Route, get, post};
-use crate::http::{chat, models, responses};
+use crate::http::{chat, models, ranking, responses};
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
@@ -36,6 +36,9 @@ pub fn routes(has_slots: bool) -> Vec<Route> {
         post("/infill", "the text between two texts", completion::infill),
         post("/embedding", "a vector for each text, in llama.cpp's form", embedding::embedding),
         post("/embeddings", "the same for `content`, or OpenAI's form for `input`", embedding::either),
+        post("/rerank", "documents by how well they fit a question", ranking::rerank),
+        post("/reranking", "the same", ranking::rerank),
+        post("/v1/reranking", "the same", ranking::rerank),
         post("/apply-template", "the rendered prompt of a chat", server::apply_template),
         get("/props", "the model, its template and its defaults", server::props),
         slots,

@@ -9,7 +9,7 @@ mod render;
 use crate::http::error::HttpError;
 use crate::http::page::AnswerRequest;
 use crate::http::table::{Route, get, post};
-use crate::http::{chat, completions, embeddings, tokens};
+use crate::http::{chat, completions, decisions, embeddings, pooling, ranking, tokens};
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -27,6 +27,14 @@ pub fn routes() -> Vec<Route> {
         post("/v1/chat/completions/derender", "tokens as the answer to a chat", derender::chat),
         post("/v1/completions/derender", "tokens as answers to texts", derender::completions),
         post("/v1/chat/completions/batch", "answers to several chats", chat::batch),
+        post("/v1/rerank", "documents by how well they fit a question", ranking::rerank),
+        post("/v2/rerank", "the same, in Cohere's form", ranking::rerank),
+        post("/v1/score", "a score for each pair of texts", ranking::score),
+        post("/score", "the same", ranking::score),
+        post("/classify", "the most likely label of each text", pooling::classify),
+        post("/pooling", "a vector or the scores of each text", pooling::pooling),
+        post("/v2/embed", "a vector for each text, in Cohere's form", pooling::cohere_embed),
+        post("/v1/systemone", "the probabilities of answers to named questions about a state", decisions::systemone),
         post("/invocations", "a chat, a text or embeddings, by the request's fields", invocations),
         get("/tokenizer_info", "the tokenizer's special tokens and template", tokens::tokenizer_info),
         get("/version", "this server's release", version),

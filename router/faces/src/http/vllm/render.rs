@@ -125,7 +125,7 @@ async fn bodies(front: &Frontend, repeated: RepeatedFields, parsed: ParsedReques
     let ParsedRequest { model, prompts, n_choices, priority, purpose, truncation, .. } = parsed;
     let sampling = match purpose {
         Purpose::Generate(sampling) => *sampling,
-        Purpose::Pool => v1::Sampling::default(),
+        Purpose::Pool | Purpose::Read(_) => v1::Sampling::default(),
     };
     let (n_prompts, n_prompts_max) = (prompts.len(), front.config.limits.prompts_max);
     if n_prompts > n_prompts_max {
