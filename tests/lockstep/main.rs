@@ -21,6 +21,7 @@ mod flips;
 mod grammars;
 mod grids;
 mod hub;
+mod judge;
 mod kv_disk;
 mod kv_memory;
 mod membership;

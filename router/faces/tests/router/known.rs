@@ -39,6 +39,7 @@ fn base(endpoint: Endpoint, name: &str) -> Option<(&'static str, Value)> {
         Endpoint::CountTokens => ("/v1/messages/count_tokens", json!({ "messages": messages })),
         Endpoint::Embeddings => ("/v1/embeddings", json!({ "input": "Hi" })),
         Endpoint::Rank if name == "texts" => ("/v1/rerank", json!({ "query": "Hi" })),
+        Endpoint::Rank if name == "return_text" => ("/v1/rerank", json!({ "query": "Hi", "texts": ["a"] })),
         Endpoint::Rank => ("/v1/rerank", json!({ "query": "Hi", "documents": ["a", "b"] })),
         Endpoint::Tokenize if of_talk => ("/tokenize", json!({ "messages": messages })),
         Endpoint::Tokenize => ("/tokenize", json!({ "prompt": "Hi" })),
