@@ -8,7 +8,18 @@ use crate::small_files::{is_plain_name, read_json, read_json_if_there};
 use serde_json::Value;
 use std::path::Path;
 
-const LIST: &str = "modules.json";
+pub(crate) const LIST: &str = "modules.json";
+/// More modules than any model has.
+const MODULES_MAX: usize = 16;
+
+/// The files of a folder's modules, such as `1_Pooling/config.json`. `has` returns whether a file of that name exists.
+pub(crate) fn files(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+    let list = read_json_if_there(&folder.join(LIST))?;
+    let modules = list.as_array().into_iter().flatten().filter_map(|module| module["path"].as_str());
+    let modules = modules.filter(|path| is_plain_name(path)).take(MODULES_MAX);
+    let of_module = |path: &str| ["config.json", "model.safetensors"].map(|file| in_folder(path, file));
+    Ok(modules.flat_map(of_module).filter(|name| has(name)).collect())
+}
 
 /// How a folder pools, if it has a list of modules.
 pub(crate) fn pooling_of_folder(folder: &Path) -> Result<Option<PoolingSpec>> {

@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::file::{FileStamp, SourceFile};
 use crate::gguf::Gguf;
+use crate::modules;
 use crate::safetensors;
 use crate::small_files::is_plain_name;
 use std::ops::Range;
@@ -16,6 +17,8 @@ const FILES_MAX: usize = 8192;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSpans {
     pub path: PathBuf,
+    /// Its name in the model's folder, or the file's own.
+    pub name: String,
     /// The file's stamp when its spans were read.
     pub stamp: FileStamp,
     /// One per tensor, in the order of the file; bytes between them are header or padding.
@@ -37,10 +40,11 @@ pub fn of_model(path: &Path) -> Result<Vec<FileSpans>> {
         let what = format!("the model has {} files: at most {FILES_MAX} are supported", files.len());
         return Err(Error::Malformed { path: path.to_owned(), what });
     }
-    files.iter().map(|file| of_file(file)).collect()
+    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+    files.iter().map(|file| of_file(folder, file)).collect()
 }
 
-fn of_file(path: &Path) -> Result<FileSpans> {
+fn of_file(folder: &Path, path: &Path) -> Result<FileSpans> {
     let file = SourceFile::open(path)?;
     let extension = path.extension().and_then(|extension| extension.to_str());
     let mut spans = match extension {
@@ -49,7 +53,8 @@ fn of_file(path: &Path) -> Result<FileSpans> {
         _ => Vec::new(),
     };
     spans.sort_by_key(|span| span.bytes.start);
-    Ok(FileSpans { path: path.to_owned(), stamp: file.stamp(), spans })
+    let name = path.strip_prefix(folder).unwrap_or(path).to_string_lossy().into_owned();
+    Ok(FileSpans { path: path.to_owned(), name, stamp: file.stamp(), spans })
 }
 
 fn of_gguf(file: &SourceFile) -> Result<Vec<TensorSpan>> {
@@ -72,10 +77,10 @@ fn to_u64_range(range: &Range<usize>) -> Range<u64> {
 }
 
 /// `blk.7.attn_q.weight` and `model.layers.7.self_attn.q_proj.weight` both belong to layer 7, and so does GPT-2's
-/// `h.7.ln_1.weight`.
+/// `h.7.ln_1.weight` and BERT's `encoder.layer.7.output.dense.weight`.
 fn layer_of(name: &str) -> Option<u32> {
     let mut parts = name.split('.');
-    parts.find(|part| matches!(*part, "blk" | "layers" | "h"))?;
+    parts.find(|part| matches!(*part, "blk" | "layers" | "layer" | "h"))?;
     parts.next()?.parse().ok()
 }
 
@@ -102,6 +107,7 @@ fn folder_files(folder: &Path) -> Result<Vec<PathBuf>> {
             files.push(path);
         }
     }
+    files.extend(modules::files(folder, |name| folder.join(name).is_file())?.iter().map(|name| folder.join(name)));
     files.sort();
     Ok(files)
 }

@@ -16,7 +16,7 @@ fn requests() -> Vec<Request> {
     let request = |i: usize| {
         let n = LENGTHS[i % LENGTHS.len()].min(CONTEXT) as u32;
         let prompt: Vec<Token> = (0..n).map(|j| 2 + (j * j * 7 + j * 13 + i as u32 * 31) % 260).collect();
-        let second_text = if i % 3 == 0 { n / 2 } else { 0 };
+        let second_text = if i.is_multiple_of(3) { n / 2 } else { 0 };
         let sampling = Sampling { tokens_max: 1, ..Sampling::default() };
         Request { prompt, sampling, goal: Goal::Pool, second_text, cache_bypass: true, ..Request::default() }
     };
@@ -62,6 +62,7 @@ async fn every_way_gives_the_same_vectors() {
         let ways = [
             ("in company", base.clone()),
             ("in steps of one long text", Setup { batch_tokens_max: 320, running_max: 8, ..base.clone() }),
+            ("with memory that is cleared", Setup { zero_kv: true, ..base.clone() }),
             ("plain", Setup { isa: Isa::Plain, threads: 1, ..base.clone() }),
             ("tp 2", base.on(2, 1)),
             ("pp 2", base.on(1, 2)),

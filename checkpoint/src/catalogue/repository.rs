@@ -7,6 +7,7 @@ use crate::catalogue::landing::{check_free_space, sync_folder_of};
 use crate::catalogue::model::{FetchProgress, HubId, LocatedModel, ModelSources};
 use crate::catalogue::store::is_whole;
 use crate::error::{Error, Result};
+use crate::modules;
 use crate::safetensors::{self, INDEX, SINGLE};
 use crate::scaling::MODELOPT_FILE;
 use crate::small_files::is_plain_name;
@@ -21,8 +22,15 @@ const PAGES_MAX: usize = 16;
 const NAMED_MAX: usize = 12;
 
 /// Files beside the weights. Only the first one must exist.
-const SMALL_FILES: [&str; 6] =
-    [CONFIG, "generation_config.json", "tokenizer_config.json", "chat_template.jinja", MODELOPT_FILE, INDEX];
+const SMALL_FILES: [&str; 7] = [
+    CONFIG,
+    modules::LIST,
+    "generation_config.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    MODELOPT_FILE,
+    INDEX,
+];
 /// Files with a vocabulary, of which the first that exists is read.
 const TOKENIZERS: [&str; 2] = ["tokenizer.json", "tekken.json"];
 const CONFIG: &str = "config.json";
@@ -120,8 +128,12 @@ impl<'a> Repository<'a> {
                 self.check_config(&into.join(CONFIG), sources).inspect_err(|_| discard(&into.join(CONFIG)))?;
             }
         }
+        let modules = modules::files(into, |name| self.file(name).is_some())?;
+        for folder in modules.iter().filter_map(|name| modules::folder_of(name)) {
+            std::fs::create_dir_all(into.join(folder)).map_err(Error::io(into))?;
+        }
         let weights = safetensors::shard_names(into)?;
-        let weights = weights.iter().map(|name| {
+        let weights = weights.iter().chain(&modules).map(|name| {
             let missing = || self.not_found(format!("{INDEX} lists {name}, which the repository does not have"));
             self.file(name).ok_or_else(missing)
         });

@@ -204,8 +204,10 @@ pub struct EncoderReaders {
     pub gguf: fn(&GgufKeys<'_>) -> Parsed<Option<EncoderSpec>>,
     /// How a model with a classifier pools, and the layers of the classifier, from the hidden size and the number of
     /// labels.
-    pub classifier: fn(&JsonKeys<'_>, u32, u32) -> Parsed<(Pooling, Vec<PooledLayer>)>,
+    pub classifier: ClassifierReader,
 }
+
+type ClassifierReader = fn(&JsonKeys<'_>, u32, u32) -> Parsed<(Pooling, Vec<PooledLayer>)>;
 
 type LayerReader = fn(&JsonKeys<'_>) -> Parsed<Vec<LayerSpec>>;
 

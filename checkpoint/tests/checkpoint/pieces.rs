@@ -18,7 +18,9 @@ impl Copy {
         let _absent = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
         for file in spans::of_model(model).unwrap() {
-            std::fs::copy(&file.path, folder.join(file.path.file_name().unwrap())).unwrap();
+            let copy = folder.join(&file.name);
+            std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
+            std::fs::copy(&file.path, copy).unwrap();
         }
         let model = if model.is_dir() { folder.clone() } else { folder.join(model.file_name().unwrap()) };
         Copy { folder, model }

@@ -93,102 +93,100 @@ pub fn option_labels(of: &ModelText, n: usize) -> Result<Vec<String>, Refusal> {
     }
 }
 
-impl Frontend {
-    /// Reads the decisions of all questions. `parsed` has everything but the prompts.
-    pub async fn decide(
-        self: &Arc<Self>,
-        parsed: ParsedRequest,
-        questions: Vec<LabelQuestion>,
-        recorder: &mut Recorder,
-    ) -> Result<Decisions, Refusal> {
-        let parsed = ParsedRequest { purpose: Purpose::Read(Tokens::new()), ..parsed };
-        recorder.record_request(&parsed);
-        let tenant = self.config.keys.tenant_limits(parsed.tenant);
-        recorder.show_in_history(&self.history, parsed.tenant, tenant.label().clone());
-        let decided = match self.count_tenant_visit(&tenant) {
-            Ok(_visit) => {
-                let decided = self.decide_all(parsed, questions, &recorder.trace()).await;
-                decided.inspect_err(|refusal| tenant.count_refusal(refusal))
-            }
-            Err(refusal) => Err(refusal),
-        };
-        match &decided {
-            Ok(Decisions { model, usage, .. }) => {
-                let reply = v1::EmbedReply { model: model.clone(), usage: Some(*usage), ..Default::default() };
-                recorder.embedded(&reply);
-                recorder.record_outcome("ok");
-            }
-            Err(refusal) => recorder.record_refusal(refusal),
+/// Reads the decisions of all questions. `parsed` has everything but the prompts.
+pub async fn decide(
+    front: &Arc<Frontend>,
+    parsed: ParsedRequest,
+    questions: Vec<LabelQuestion>,
+    recorder: &mut Recorder,
+) -> Result<Decisions, Refusal> {
+    let parsed = ParsedRequest { purpose: Purpose::Read(Tokens::new()), ..parsed };
+    recorder.record_request(&parsed);
+    let tenant = front.config.keys.tenant_limits(parsed.tenant);
+    recorder.show_in_history(&front.history, parsed.tenant, tenant.label().clone());
+    let decided = match front.count_tenant_visit(&tenant) {
+        Ok(_visit) => {
+            let decided = decide_all(front, parsed, questions, &recorder.trace()).await;
+            decided.inspect_err(|refusal| tenant.count_refusal(refusal))
         }
-        decided
-    }
-
-    async fn decide_all(
-        self: &Arc<Self>,
-        parsed: ParsedRequest,
-        questions: Vec<LabelQuestion>,
-        trace: &TracedSpan,
-    ) -> Result<Decisions, Refusal> {
-        let text = self.text(&parsed.model)?;
-        text.check_generates()?;
-        let deadline = self.deadline(parsed.deadline);
-        let prompts = self.label_prompts(&text, questions).await?;
-        let at_once = self.config.limits.embeddings_at_once_max.min(self.admission.places() as usize).max(1);
-        let mut all = Decisions { model: String::new(), reads: Vec::new(), usage: v1::Usage::default() };
-        // A few at a time, so that one request does not fill the queue for all.
-        for some in prompts.chunks(at_once) {
-            let mut running = Vec::new();
-            for LabelPrompt { ids, labels } in some {
-                let part = ParsedRequest {
-                    model: parsed.model.clone(),
-                    prompts: vec![Input::TokenIds(v1::TokenIds { ids: ids.clone() })],
-                    purpose: Purpose::Read(labels.clone()),
-                    deadline,
-                    priority: parsed.priority,
-                    cache_salt: parsed.cache_salt,
-                    cache_hint: parsed.cache_hint,
-                    tenant: parsed.tenant,
-                    session: parsed.session,
-                    ..ParsedRequest::default()
-                };
-                running.push(self.generate_part(part, trace).await?);
-            }
-            for (mut generation, prompt) in running.into_iter().zip(some) {
-                all.model.clone_from(&generation.started.model);
-                all.reads.push(label_read(&mut generation, &prompt.labels, &mut all.usage).await?);
-            }
+        Err(refusal) => Err(refusal),
+    };
+    match &decided {
+        Ok(Decisions { model, usage, .. }) => {
+            let reply = v1::EmbedReply { model: model.clone(), usage: Some(*usage), ..Default::default() };
+            recorder.embedded(&reply);
+            recorder.record_outcome("ok");
         }
-        Ok(all)
+        Err(refusal) => recorder.record_refusal(refusal),
     }
+    decided
+}
 
-    /// Renders the questions, and finds the tokens of their labels.
-    async fn label_prompts(
-        &self,
-        of: &Arc<ModelText>,
-        questions: Vec<LabelQuestion>,
-    ) -> Result<Vec<LabelPrompt>, Refusal> {
-        let (now, mut prompts) = (unix_seconds(), Vec::with_capacity(questions.len()));
-        let mut known: Option<(Tokens, Vec<String>, Tokens)> = None;
-        for LabelQuestion { chat, labels, name } in questions {
-            let EncodedInput { ids, talk, .. } = self.texts.encoded(of, Input::Chat(chat), true, now).await?;
-            if talk.is_some_and(|talk| talk.opening == AnswerStart::Thought) {
-                let why = "a decision is the first token of the answer, and this chat template opens a thought there";
-                return Err(Refusal::invalid("model", why));
-            }
-            let tail = tail(of, &ids);
-            let found = match known.take().filter(|(of_tail, of_labels, _)| of_tail == tail && *of_labels == labels) {
-                Some(known) => known,
-                None => {
-                    let tokens = label_tokens(of, tail, &labels, &name)?;
-                    (tail.to_vec(), labels, tokens)
-                }
+async fn decide_all(
+    front: &Arc<Frontend>,
+    parsed: ParsedRequest,
+    questions: Vec<LabelQuestion>,
+    trace: &TracedSpan,
+) -> Result<Decisions, Refusal> {
+    let text = front.text(&parsed.model)?;
+    text.check_generates()?;
+    let deadline = front.deadline(parsed.deadline);
+    let prompts = label_prompts(front, &text, questions).await?;
+    let at_once = front.config.limits.embeddings_at_once_max.min(front.admission.places() as usize).max(1);
+    let mut all = Decisions { model: String::new(), reads: Vec::new(), usage: v1::Usage::default() };
+    // A few at a time, so that one request does not fill the queue for all.
+    for some in prompts.chunks(at_once) {
+        let mut running = Vec::new();
+        for LabelPrompt { ids, labels } in some {
+            let part = ParsedRequest {
+                model: parsed.model.clone(),
+                prompts: vec![Input::TokenIds(v1::TokenIds { ids: ids.clone() })],
+                purpose: Purpose::Read(labels.clone()),
+                deadline,
+                priority: parsed.priority,
+                cache_salt: parsed.cache_salt,
+                cache_hint: parsed.cache_hint,
+                tenant: parsed.tenant,
+                session: parsed.session,
+                ..ParsedRequest::default()
             };
-            let tokens = found.2.clone();
-            known = Some(found);
-            prompts.push(LabelPrompt { ids, labels: tokens });
+            running.push(front.generate_part(part, trace).await?);
         }
-        Ok(prompts)
+        for (mut generation, prompt) in running.into_iter().zip(some) {
+            all.model.clone_from(&generation.started.model);
+            all.reads.push(label_read(&mut generation, &prompt.labels, &mut all.usage).await?);
+        }
     }
+    Ok(all)
+}
+
+/// Renders the questions, and finds the tokens of their labels.
+async fn label_prompts(
+    front: &Frontend,
+    of: &Arc<ModelText>,
+    questions: Vec<LabelQuestion>,
+) -> Result<Vec<LabelPrompt>, Refusal> {
+    let (now, mut prompts) = (unix_seconds(), Vec::with_capacity(questions.len()));
+    let mut known: Option<(Tokens, Vec<String>, Tokens)> = None;
+    for LabelQuestion { chat, labels, name } in questions {
+        let EncodedInput { ids, talk, .. } = front.texts.encoded(of, Input::Chat(chat), true, now).await?;
+        if talk.is_some_and(|talk| talk.opening == AnswerStart::Thought) {
+            let why = "a decision is the first token of the answer, and this chat template opens a thought there";
+            return Err(Refusal::invalid("model", why));
+        }
+        let tail = tail(of, &ids);
+        let found = match known.take().filter(|(of_tail, of_labels, _)| of_tail == tail && *of_labels == labels) {
+            Some(known) => known,
+            None => {
+                let tokens = label_tokens(of, tail, &labels, &name)?;
+                (tail.to_vec(), labels, tokens)
+            }
+        };
+        let tokens = found.2.clone();
+        known = Some(found);
+        prompts.push(LabelPrompt { ids, labels: tokens });
+    }
+    Ok(prompts)
 }
 
 /// The tokens behind the last control token: what a label may merge with.

@@ -1,5 +1,5 @@
-//! The one path from inputs to their embeddings or scores: the replica pools the hidden states and runs the layers behind
-//! them, and this file makes them vectors of length one, or scores. Knows no face.
+//! The one path from inputs to their embeddings or scores: the replica pools the hidden states and runs the layers
+//! behind them, and this file makes them vectors of length one, or scores. Knows no face.
 
 use crate::front::frontend::Frontend;
 use crate::front::generation::{GenerationEvent, SideOutput};

@@ -32,64 +32,62 @@ impl TextPairs {
     }
 }
 
-impl Frontend {
-    /// Returns how well the texts of each pair fit: the score of a classifier with one label, or the cosine of the two
-    /// embeddings. `parsed` has everything but the prompts. A classifier's score is activated unless it is `raw`.
-    pub async fn score_pairs(
-        self: &Arc<Self>,
-        parsed: ParsedRequest,
-        of: TextPairs,
-        is_raw: bool,
-        recorder: &mut Recorder,
-    ) -> Result<PairScores, Refusal> {
-        let pooling = &self.text(&parsed.model).inspect_err(|refusal| recorder.record_refusal(refusal))?.spec.pooling;
-        match pooling.labels.len() {
-            0 => self.score_by_embeddings(parsed, of, recorder).await,
-            1 => self.score_by_classifier(parsed, of, is_raw, recorder).await,
-            n => {
-                let refusal = Refusal::invalid("model", format!("is a classifier of {n} labels: a score needs one"));
-                recorder.record_refusal(&refusal);
-                Err(refusal)
-            }
+/// Returns how well the texts of each pair fit: the score of a classifier with one label, or the cosine of the two
+/// embeddings. `parsed` has everything but the prompts. A classifier's score is activated unless it is `raw`.
+pub async fn score_pairs(
+    front: &Arc<Frontend>,
+    parsed: ParsedRequest,
+    of: TextPairs,
+    is_raw: bool,
+    recorder: &mut Recorder,
+) -> Result<PairScores, Refusal> {
+    let pooling = &front.text(&parsed.model).inspect_err(|refusal| recorder.record_refusal(refusal))?.spec.pooling;
+    match pooling.labels.len() {
+        0 => score_by_embeddings(front, parsed, of, recorder).await,
+        1 => score_by_classifier(front, parsed, of, is_raw, recorder).await,
+        n => {
+            let refusal = Refusal::invalid("model", format!("is a classifier of {n} labels: a score needs one"));
+            recorder.record_refusal(&refusal);
+            Err(refusal)
         }
     }
+}
 
-    async fn score_by_classifier(
-        self: &Arc<Self>,
-        parsed: ParsedRequest,
-        TextPairs { texts, pairs }: TextPairs,
-        is_raw: bool,
-        recorder: &mut Recorder,
-    ) -> Result<PairScores, Refusal> {
-        let pair = |(first, second): (usize, usize)| {
-            Input::Pair(v1::TextPair { first: texts[first].clone(), second: texts[second].clone() })
-        };
-        let parsed = ParsedRequest { prompts: pairs.into_iter().map(pair).collect(), ..parsed };
-        let reply = self.pool(parsed, if is_raw { Readout::Raw } else { Readout::Scores }, recorder).await?;
-        let scores = reply.embeddings.iter().map(|scores| scores.values.first().copied().unwrap_or_default()).collect();
-        Ok(PairScores { model: reply.model, scores, n_tokens: reply.usage.map_or(0, |usage| usage.prompt_tokens) })
-    }
+async fn score_by_classifier(
+    front: &Arc<Frontend>,
+    parsed: ParsedRequest,
+    TextPairs { texts, pairs }: TextPairs,
+    is_raw: bool,
+    recorder: &mut Recorder,
+) -> Result<PairScores, Refusal> {
+    let pair = |(first, second): (usize, usize)| {
+        Input::Pair(v1::TextPair { first: texts[first].clone(), second: texts[second].clone() })
+    };
+    let parsed = ParsedRequest { prompts: pairs.into_iter().map(pair).collect(), ..parsed };
+    let reply = front.pool(parsed, if is_raw { Readout::Raw } else { Readout::Scores }, recorder).await?;
+    let scores = reply.embeddings.iter().map(|scores| scores.values.first().copied().unwrap_or_default()).collect();
+    Ok(PairScores { model: reply.model, scores, n_tokens: reply.usage.map_or(0, |usage| usage.prompt_tokens) })
+}
 
-    /// Each text is embedded once.
-    async fn score_by_embeddings(
-        self: &Arc<Self>,
-        parsed: ParsedRequest,
-        TextPairs { texts, pairs }: TextPairs,
-        recorder: &mut Recorder,
-    ) -> Result<PairScores, Refusal> {
-        let (mut prompts, mut numbers) = (Vec::new(), HashMap::new());
-        let mut number_of = |text: String| {
-            *numbers.entry(text.clone()).or_insert_with(|| {
-                prompts.push(Input::Text(text));
-                prompts.len() - 1
-            })
-        };
-        let numbered: Vec<usize> = texts.into_iter().map(&mut number_of).collect();
-        let reply = self.embed(ParsedRequest { prompts, ..parsed }, recorder).await?;
-        let vector = |text: usize| reply.embeddings[numbered[text]].values.as_slice();
-        let scores = pairs.into_iter().map(|(first, second)| cosine(vector(first), vector(second))).collect();
-        Ok(PairScores { model: reply.model, scores, n_tokens: reply.usage.map_or(0, |usage| usage.prompt_tokens) })
-    }
+/// Each text is embedded once.
+async fn score_by_embeddings(
+    front: &Arc<Frontend>,
+    parsed: ParsedRequest,
+    TextPairs { texts, pairs }: TextPairs,
+    recorder: &mut Recorder,
+) -> Result<PairScores, Refusal> {
+    let (mut prompts, mut numbers) = (Vec::new(), HashMap::new());
+    let mut number_of = |text: String| {
+        *numbers.entry(text.clone()).or_insert_with(|| {
+            prompts.push(Input::Text(text));
+            prompts.len() - 1
+        })
+    };
+    let numbered: Vec<usize> = texts.into_iter().map(&mut number_of).collect();
+    let reply = front.embed(ParsedRequest { prompts, ..parsed }, recorder).await?;
+    let vector = |text: usize| reply.embeddings[numbered[text]].values.as_slice();
+    let scores = pairs.into_iter().map(|(first, second)| cosine(vector(first), vector(second))).collect();
+    Ok(PairScores { model: reply.model, scores, n_tokens: reply.usage.map_or(0, |usage| usage.prompt_tokens) })
 }
 
 /// The product of two vectors of length one, summed in their order.

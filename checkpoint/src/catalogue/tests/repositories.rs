@@ -276,3 +276,22 @@ fn a_list_of_several_pages_is_read_to_its_end() {
     assert!(pulled("org/m", &sources).unwrap().ends_with("m-Q4_K_M.gguf"));
     remove(&sources);
 }
+
+/// The files of a sentence-transformers model are in subfolders: how it pools, and what follows.
+#[test]
+fn modules_in_subfolders_come_with_a_model() {
+    let mut files = HashMap::new();
+    let folder = reference("gemma-embedding");
+    let names = files::file_names_below(&folder).unwrap();
+    assert!(names.iter().any(|name| name == "2_Dense/model.safetensors"), "{names:?}");
+    files.extend(names.iter().map(|name| (path_of(name), std::fs::read(folder.join(name)).unwrap())));
+    files.insert(path_of("onnx/model.onnx"), vec![0; 9]);
+    let hub = hub(listed(files));
+    let sources = sources("modules", &hub);
+    let path = pulled("org/m", &sources).unwrap();
+    let [ours, theirs] = [&path, &folder].map(|path| Checkpoint::open(path).unwrap());
+    assert_eq!(ours.fingerprint().unwrap(), theirs.fingerprint().unwrap());
+    assert_eq!(ours.spec().pooling.layers.len(), 2);
+    assert!(!path.join("onnx").exists());
+    remove(&sources);
+}

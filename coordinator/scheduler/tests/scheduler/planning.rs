@@ -753,6 +753,44 @@ fn what_is_pooled_ends_with_its_prompt() {
     assert!(starts.contains(&(3, 96, 100)), "{starts:?}");
 }
 
+/// An encoder keeps nothing of a request's positions, so no slice may be a part of it.
+#[test]
+fn without_cache_groups_a_request_is_one_whole_slice() {
+    for (n_stages, n_tenants) in [(1, 1), (2, 1), (1, 3)] {
+        let limits = Config { n_blocks: vec![], groups: vec![], n_stages, chunk_tokens_min: 8, ..config() };
+        let mut scheduler = scheduler(limits);
+        let pool = |id, n| {
+            let tenant = TenantId(id % n_tenants);
+            Request { goal: Goal::Pool, tenant, ..request(id, n, 1) }
+        };
+        let refused = scheduler.submit(pool(1, 65), Micros(0));
+        assert_eq!(refused, Err(RequestRejection::TooLong { limit: "batch_tokens_max", needed: 65, available: 64 }));
+        assert_eq!(scheduler.submit(request(1, 5, 5), Micros(0)), Err(RequestRejection::Encoder));
+        let lengths = [1, 64, 40, 30, 24, 1, 17, 64, 3, 9];
+        for (id, n) in (1..).zip(lengths) {
+            scheduler.submit(pool(id, n), Micros(0)).unwrap();
+        }
+        let (mut computed, mut finished, mut n_steps) = (Vec::new(), 0, 0);
+        while let Some(step) = plan(&mut scheduler) {
+            assert!(step.blocks.is_empty());
+            computed.extend(slices(&step));
+            if n_steps == 2 {
+                // A loss: what was in flight begins again, as a whole.
+                scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, WorkerLoss::Unexplained, &mut Vec::new());
+            }
+            n_steps += 1;
+            if n_steps == 3 {
+                continue;
+            }
+            finished += apply(&mut scheduler, &step, 7).iter().filter(|output| output.finish.is_some()).count();
+        }
+        assert_eq!(finished, lengths.len(), "{n_stages} stages, {n_tenants} tenants");
+        for (id, start, end) in computed {
+            assert_eq!((start, end), (0, lengths[id as usize - 1]), "request {id}");
+        }
+    }
+}
+
 #[test]
 fn what_starts_fits_into_one_frame() {
     let with_list = |id, n| {

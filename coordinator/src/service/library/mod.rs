@@ -108,7 +108,7 @@ impl SharedFiles {
                 end: span.bytes.end,
             };
             files.push(ModelFile {
-                name: name_of(&file.path),
+                name: file.name.clone(),
                 n_bytes: file.stamp.n_bytes(),
                 spans: file.spans.iter().map(span).collect(),
             });

@@ -59,6 +59,10 @@ impl Inference for Bare {
         Err(nothing())
     }
 
+    async fn classify(&self, _: Request<v1::EmbedRequest>) -> Result<Response<v1::ClassifyReply>, Status> {
+        Err(nothing())
+    }
+
     async fn tokenize(&self, _: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeReply>, Status> {
         Err(nothing())
     }

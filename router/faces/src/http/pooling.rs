@@ -35,8 +35,8 @@ pub async fn pooling(State(front): State<Arc<Frontend>>, request: AnswerRequest)
     let read = record_refusal(&mut recorder, pooling_request(&front, page).map_err(HttpError::from))?;
     let (parsed, readout, encoding) = read;
     let reply = front.pool(parsed, readout, &mut recorder).await.map_err(named)?;
-    let one = |(i, of): (usize, &v1::Embedding)| json!({ "index": i, "object": "pooling", "data": encoding.value(&of.values) });
-    let data = reply.embeddings.iter().enumerate().map(one).collect();
+    let values = reply.embeddings.iter().map(|of| encoding.value(&of.values)).enumerate();
+    let data = values.map(|(i, data)| json!({ "index": i, "object": "pooling", "data": data })).collect();
     Ok(Json(listed("pool", data, &reply)))
 }
 

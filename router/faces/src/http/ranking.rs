@@ -1,5 +1,5 @@
-//! `/v1/rerank` and its other paths, in the forms of Jina, Cohere, vLLM and llama.cpp; and `/v1/score`. Has no knowledge
-//! of models: `front::rank` decides how a pair gets its score.
+//! `/v1/rerank` and its other paths, in the forms of Jina, Cohere, vLLM and llama.cpp; and `/v1/score`. Has no
+//! knowledge of models: `front::rank` decides how a pair gets its score.
 
 use crate::http::error::HttpError;
 use crate::http::fields::{Fields, wrong_type};
@@ -9,7 +9,7 @@ use axum::Json;
 use axum::extract::State;
 use router::front::frontend::{Frontend, unix_seconds};
 use router::front::parsed_request::{CutSide, ParsedRequest};
-use router::front::rank::{PairScores, TextPairs};
+use router::front::rank::{PairScores, TextPairs, score_pairs};
 use router::front::sampling::random_seed;
 use router::refusal::Refusal;
 use serde_json::{Value, json};
@@ -19,18 +19,18 @@ use std::sync::Arc;
 /// The documents by how well they fit a question, the best first.
 pub async fn rerank(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
     let AnswerRequest { page, mut recorder, .. } = request;
-    let (parsed, asked) = record_refusal(&mut recorder, rerank_request(page).map_err(HttpError::from))?;
-    let documents = asked.documents.clone();
-    let pairs = TextPairs::of(vec![asked.query.clone()], asked.documents.clone());
-    let scored = front.score_pairs(parsed, pairs, asked.is_raw, &mut recorder).await.map_err(named)?;
-    Ok(Json(asked.reply(&documents, &scored)))
+    let (parsed, requested) = record_refusal(&mut recorder, rerank_request(page).map_err(HttpError::from))?;
+    let documents = requested.documents.clone();
+    let pairs = TextPairs::of(vec![requested.query.clone()], requested.documents.clone());
+    let scored = score_pairs(&front, parsed, pairs, requested.is_raw, &mut recorder).await.map_err(named)?;
+    Ok(Json(requested.reply(&documents, &scored)))
 }
 
 /// A score for each pair of texts.
 pub async fn score(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
     let AnswerRequest { page, mut recorder, .. } = request;
     let (parsed, pairs, is_raw) = record_refusal(&mut recorder, score_request(page).map_err(HttpError::from))?;
-    let scored = front.score_pairs(parsed, pairs, is_raw, &mut recorder).await.map_err(named)?;
+    let scored = score_pairs(&front, parsed, pairs, is_raw, &mut recorder).await.map_err(named)?;
     let scores = scored.scores.iter().enumerate();
     let data: Vec<Value> = scores.map(|(i, score)| json!({ "index": i, "object": "score", "score": score })).collect();
     Ok(Json(json!({

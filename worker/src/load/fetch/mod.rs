@@ -154,9 +154,9 @@ fn is_the_model(path: &Path, files: &ModelFiles) -> bool {
 
 /// Rejects names that are not plain file names, because names become paths here.
 fn check(files: &ModelFiles) -> Result<(), FetchError> {
-    let plain = |name: &str| {
-        !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']) && name.len() < 256
-    };
+    let plain = |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
+    let plain = |name: &str| plain(name) && name.len() < 256;
+    let inside = |name: &str| name.split('/').all(plain) && name.matches('/').count() < 2;
     let wrong = |what: &str| Err(FetchError::Manifest(what.into()));
     let names: BTreeSet<_> = files.files.iter().map(|file| &file.name).collect();
     let total = files.files.iter().try_fold(0u64, |total, file| total.checked_add(file.n_bytes));
@@ -168,7 +168,7 @@ fn check(files: &ModelFiles) -> Result<(), FetchError> {
         () if files.digest.len() != 32 => wrong("its digest does not have 32 bytes"),
         () if files.files.is_empty() || files.files.len() > FILES_MAX => wrong("it has no file, or too many"),
         () if !plain(&files.name) => wrong("its name is not a plain file name"),
-        () if !files.files.iter().all(|file| plain(&file.name)) => wrong("a file's name is not a plain file name"),
+        () if !files.files.iter().all(|file| inside(&file.name)) => wrong("a file's name is not a plain file name"),
         () if names.len() != files.files.len() => wrong("two files have one name"),
         () if !files.is_folder && !names.contains(&files.name) => wrong("it lists no file with its own name"),
         () if total.is_none_or(|total| total > MODEL_BYTES_MAX) => wrong("it is larger than the limit for a model"),
@@ -254,7 +254,10 @@ struct ProgressLog {
 impl ModelFolder {
     fn open(cache: &Path, files: ModelFiles) -> Result<ModelFolder, FetchError> {
         let folder = cache.join(FETCHED).join(types::Hex(&files.digest).to_string());
-        std::fs::create_dir_all(folder.join(&files.name)).map_err(io_at(&folder))?;
+        for file in &files.files {
+            let path = folder.join(&files.name).join(&file.name);
+            std::fs::create_dir_all(path.parent().unwrap_or(&folder)).map_err(io_at(&folder))?;
+        }
         Ok(ModelFolder { folder, files })
     }
 

@@ -22,7 +22,12 @@ impl FreedBlocks {
     /// A block has one holder and so is in the list once: no step needs more room.
     pub fn new(limits: &SequenceLimits) -> FreedBlocks {
         let room = |n_blocks: &u32| Vec::with_capacity(*n_blocks as usize);
-        FreedBlocks { groups: limits.groups.clone(), blocks: limits.n_blocks.iter().map(room).collect() }
+        let blocks = match limits.keeps_nothing() {
+            // The memory of a pass.
+            true => vec![Vec::with_capacity(limits.rows_max)],
+            false => limits.n_blocks.iter().map(room).collect(),
+        };
+        FreedBlocks { groups: limits.groups.clone(), blocks }
     }
 
     /// Returns the blocks in ascending order, so that neighbouring blocks are adjacent, which devices prefer.
@@ -39,6 +44,11 @@ impl FreedBlocks {
     /// Frees the blocks of a sequence that ends, whose next position would be `n_computed`.
     pub fn leave(&mut self, tables: &[Vec<BlockId>], n_computed: u32) {
         self.note(tables, |group, n_blocks| group.n_passed(n_computed) as usize..n_blocks);
+    }
+
+    /// A pass of a model that keeps nothing uses these blocks, and no later one reads them.
+    pub fn leave_pass(&mut self, used: &[BlockId]) {
+        self.blocks.iter_mut().for_each(|blocks| blocks.extend_from_slice(used));
     }
 
     fn note(&mut self, tables: &[Vec<BlockId>], entries: impl Fn(&CacheGroup, usize) -> Range<usize>) {

@@ -165,8 +165,11 @@ impl RankSequences {
     }
 
     /// Lays out what only encoders have: memory of the pass alone, and the kinds of tokens.
-    fn lay_out_texts(&self, step: &Step, batch: &mut Batch) {
+    fn lay_out_texts(&mut self, step: &Step, batch: &mut Batch) {
         batch.lay_out_own_blocks();
+        if let (Some(freed), Some(table)) = (&mut self.freed, batch.tables.first()) {
+            freed.leave_pass(&table.blocks);
+        }
         for slice in &step.slices {
             let Some(sequence) = self.held.get(&slice.id) else { continue };
             batch.types.extend(slice.range.clone().map(|position| sequence.pooled.token_type(position)));

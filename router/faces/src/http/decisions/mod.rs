@@ -25,10 +25,10 @@ fn label_question(system: &str, text: String, labels: Vec<String>, name: String)
     LabelQuestion { chat: v1::Chat { messages, template_variables, ..v1::Chat::default() }, labels, name }
 }
 
-/// Writes a question: what it asks, a line for each option, and how to answer. A question without a text has no line.
-fn question_text(state: &str, asks: &str, options: &[String], ends: &str) -> String {
-    let asks = (!asks.is_empty()).then(|| format!("Question: {asks}"));
-    let lines: Vec<String> = asks.into_iter().chain(options.iter().cloned()).chain([ends.to_owned()]).collect();
+/// Writes a question: its instructions, a line for each option, and how to answer. Empty instructions have no line.
+fn question_text(state: &str, instructions: &str, options: &[String], ends: &str) -> String {
+    let heading = (!instructions.is_empty()).then(|| format!("Question: {instructions}"));
+    let lines: Vec<String> = heading.into_iter().chain(options.iter().cloned()).chain([ends.to_owned()]).collect();
     format!("{state}\n\n{}", lines.join("\n"))
 }
 

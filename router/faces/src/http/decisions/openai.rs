@@ -6,7 +6,7 @@ use crate::http::error::HttpError;
 use crate::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use axum::Json;
 use axum::extract::State;
-use router::front::decide::{LabelQuestion, LabelRead, option_labels};
+use router::front::decide::{LabelQuestion, LabelRead, decide, option_labels};
 use router::front::frontend::Frontend;
 use router::front::parsed_request::ParsedRequest;
 use router::refusal::Refusal;
@@ -21,7 +21,7 @@ const LEVELS: std::ops::RangeInclusive<usize> = 2..=10;
 pub async fn decisions(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
     let AnswerRequest { page, mut recorder, .. } = request;
     let (parsed, questions, reads) = record_refusal(&mut recorder, read(&front, page).map_err(HttpError::from))?;
-    let decided = front.decide(parsed, reads, &mut recorder).await.map_err(HttpError::from)?;
+    let decided = decide(&front, parsed, reads, &mut recorder).await.map_err(HttpError::from)?;
     let answers = questions.iter().zip(&decided.reads).map(|(question, read)| question.answer(read));
     Ok(Json(json!({
         "model": decided.model,
@@ -30,19 +30,19 @@ pub async fn decisions(State(front): State<Arc<Frontend>>, request: AnswerReques
     })))
 }
 
-struct Question {
+struct ListedQuestion {
     name: Value,
-    kind: Kind,
+    kind: AnswerKind,
 }
 
-enum Kind {
+enum AnswerKind {
     Predicate,
     /// The values, each a text or a truth.
     Choice(Vec<Value>),
     Score(Vec<String>),
 }
 
-type ReadRequest = (ParsedRequest, Vec<Question>, Vec<LabelQuestion>);
+type ReadRequest = (ParsedRequest, Vec<ListedQuestion>, Vec<LabelQuestion>);
 
 fn read(front: &Frontend, page: ApiRequest) -> Result<ReadRequest, Refusal> {
     let ApiRequest { mut fields, tenant, body, .. } = page;
@@ -73,21 +73,23 @@ fn read(front: &Frontend, page: ApiRequest) -> Result<ReadRequest, Refusal> {
     Ok((parsed, questions, reads))
 }
 
-fn question(of: &ModelText, state: &str, i: usize, one: &Value) -> Result<(Question, LabelQuestion), Refusal> {
+fn question(of: &ModelText, state: &str, i: usize, one: &Value) -> Result<(ListedQuestion, LabelQuestion), Refusal> {
     let fault = |why: &str| Refusal::invalid("questions", format!("question {i} {why}"));
     let name = match one.get("name") {
         None => Value::Null,
         Some(Value::String(name)) => name.as_str().into(),
         Some(_) => return Err(fault("has a name that is no text: name must be a string when provided")),
     };
-    let asks = text_of_content("questions", &one["instructions"])?;
+    let instructions = text_of_content("questions", &one["instructions"])?;
     let list = |field: &str, n: std::ops::RangeInclusive<usize>| match one[field].as_array() {
         Some(all) if n.contains(&all.len()) => Ok(all),
         _ => Err(fault(&format!("must have {} to {} {field}", n.start(), n.end()))),
     };
     let described = |option: &Value| option["description"].as_str().unwrap_or_default().to_owned();
-    let (kind, options): (Kind, Vec<(String, String)>) = match one["type"].as_str() {
-        Some("predicate") => (Kind::Predicate, ["false", "true"].map(|truth| (truth.into(), String::new())).into()),
+    let (kind, options): (AnswerKind, Vec<(String, String)>) = match one["type"].as_str() {
+        Some("predicate") => {
+            (AnswerKind::Predicate, ["false", "true"].map(|truth| (truth.into(), String::new())).into())
+        }
         Some("choice") => {
             let choices = list("choices", CHOICES)?;
             let values: Vec<Value> = choices.iter().map(|choice| choice["value"].clone()).collect();
@@ -98,7 +100,7 @@ fn question(of: &ModelText, state: &str, i: usize, one: &Value) -> Result<(Quest
                 return Err(fault("has equal choices: choice values must be distinct"));
             }
             let options = choices.iter().map(|choice| (choice["value"].to_string(), described(choice))).collect();
-            (Kind::Choice(values), options)
+            (AnswerKind::Choice(values), options)
         }
         Some("score") => {
             let levels = list("levels", LEVELS)?;
@@ -106,22 +108,22 @@ fn question(of: &ModelText, state: &str, i: usize, one: &Value) -> Result<(Quest
             let labels = levels.iter().map(label).collect::<Option<Vec<_>>>();
             let labels = labels.ok_or_else(|| fault("must have levels with a label that is a string"))?;
             let options = labels.iter().cloned().zip(levels.iter().map(described)).collect();
-            (Kind::Score(labels), options)
+            (AnswerKind::Score(labels), options)
         }
         _ => return Err(fault("must have the type predicate, choice or score")),
     };
     let letters = option_labels(of, options.len())?;
     let lines = letters.iter().zip(&options).map(|(letter, (option, about))| option_line(letter, option, about));
-    let text = question_text(state, &asks, &lines.collect::<Vec<_>>(), BY_LETTER);
-    Ok((Question { name, kind }, label_question("", text, letters, format!("question {i}"))))
+    let text = question_text(state, &instructions, &lines.collect::<Vec<_>>(), BY_LETTER);
+    Ok((ListedQuestion { name, kind }, label_question("", text, letters, format!("question {i}"))))
 }
 
-impl Question {
+impl ListedQuestion {
     fn answer(&self, read: &LabelRead) -> Value {
         let (name, probabilities) = (&self.name, &read.probabilities);
         match &self.kind {
-            Kind::Predicate => json!({ "type": "predicate", "name": name, "probability": probabilities[1] }),
-            Kind::Choice(values) => {
+            AnswerKind::Predicate => json!({ "type": "predicate", "name": name, "probability": probabilities[1] }),
+            AnswerKind::Choice(values) => {
                 let of_each = values.iter().zip(probabilities);
                 let of_each = of_each.map(|(value, of)| json!({ "value": value, "probability": of }));
                 json!({
@@ -132,7 +134,7 @@ impl Question {
                     "probabilities": of_each.collect::<Vec<_>>(),
                 })
             }
-            Kind::Score(labels) => {
+            AnswerKind::Score(labels) => {
                 let of_each = labels.iter().zip(probabilities).enumerate();
                 let of_each = of_each.map(|(i, (label, of))| json!({ "value": i, "label": label, "probability": of }));
                 json!({

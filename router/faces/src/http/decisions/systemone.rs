@@ -6,7 +6,7 @@ use crate::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use crate::http::ranking::reply_id;
 use axum::Json;
 use axum::extract::State;
-use router::front::decide::{LabelQuestion, LabelRead};
+use router::front::decide::{LabelQuestion, LabelRead, decide};
 use router::front::frontend::{Frontend, unix_seconds};
 use router::front::parsed_request::ParsedRequest;
 use router::refusal::Refusal;
@@ -20,7 +20,7 @@ const LEVELS_MAX: usize = 10;
 pub async fn systemone(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
     let AnswerRequest { page, mut recorder, .. } = request;
     let (parsed, questions, reads) = record_refusal(&mut recorder, read(page).map_err(HttpError::from))?;
-    let decided = front.decide(parsed, reads, &mut recorder).await.map_err(HttpError::from)?;
+    let decided = decide(&front, parsed, reads, &mut recorder).await.map_err(HttpError::from)?;
     let of_each = || questions.iter().zip(&decided.reads);
     let answers: Map<_, _> = of_each().map(|(question, read)| (question.id.clone(), question.answer(read))).collect();
     let diagnostics: Map<_, _> = of_each().map(|(question, read)| (question.id.clone(), diagnostics(read))).collect();
@@ -43,19 +43,19 @@ fn diagnostics(read: &LabelRead) -> Value {
     json!({ "label_mass": read.mass, "argmax_is_label": read.is_likeliest })
 }
 
-struct Question {
+struct NamedQuestion {
     id: String,
-    kind: Kind,
+    kind: NamedKind,
 }
 
-enum Kind {
+enum NamedKind {
     Choice(Vec<String>),
     /// Yes or no.
     Noul,
     Score(Vec<String>),
 }
 
-type ReadRequest = (ParsedRequest, Vec<Question>, Vec<LabelQuestion>);
+type ReadRequest = (ParsedRequest, Vec<NamedQuestion>, Vec<LabelQuestion>);
 
 fn read(page: ApiRequest) -> Result<ReadRequest, Refusal> {
     let ApiRequest { mut fields, tenant, body, .. } = page;
@@ -100,7 +100,7 @@ fn read(page: ApiRequest) -> Result<ReadRequest, Refusal> {
     Ok((parsed, questions, reads))
 }
 
-fn question(system: &str, state: &str, id: &str, one: &Value) -> Result<(Question, LabelQuestion), Refusal> {
+fn question(system: &str, state: &str, id: &str, one: &Value) -> Result<(NamedQuestion, LabelQuestion), Refusal> {
     let fault = |why: String| Refusal::invalid("questions", format!("question '{id}': {why}"));
     let Value::Object(fields) = one else { return Err(fault("must be an object".into())) };
     let unknown: Vec<&String> =
@@ -111,13 +111,13 @@ fn question(system: &str, state: &str, id: &str, one: &Value) -> Result<(Questio
     if id.is_empty() {
         return Err(Refusal::invalid("questions", "question ids must be non-empty"));
     }
-    let asks = match &one["instructions"] {
+    let instructions = match &one["instructions"] {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
     };
     let described = |about: Option<&Value>| about.and_then(Value::as_str).unwrap_or_default().to_owned();
-    let (kind, labels, lines, ends): (Kind, Vec<String>, Vec<String>, &str) = match one["type"].as_str() {
+    let (kind, labels, lines, ends): (NamedKind, Vec<String>, Vec<String>, &str) = match one["type"].as_str() {
         Some("choice") => {
             let Some(options) = one["criteria"].as_object().filter(|options| !options.is_empty()) else {
                 return Err(fault("choice criteria must map option names to a description or null".into()));
@@ -130,7 +130,7 @@ fn question(system: &str, state: &str, id: &str, one: &Value) -> Result<(Questio
                 option_line(label, name, &described(Some(about)))
             };
             let lines = labels.iter().zip(options).map(line).collect();
-            (Kind::Choice(options.keys().cloned().collect()), labels, lines, BY_LETTER)
+            (NamedKind::Choice(options.keys().cloned().collect()), labels, lines, BY_LETTER)
         }
         Some("noul") => {
             let criteria = &one["criteria"];
@@ -143,7 +143,7 @@ fn question(system: &str, state: &str, id: &str, one: &Value) -> Result<(Questio
                 about => format!("{label}: {about}"),
             };
             let labels = ["yes", "no"].map(str::to_owned).into();
-            (Kind::Noul, labels, vec![line("yes", "true"), line("no", "false")], "Answer with yes or no only.")
+            (NamedKind::Noul, labels, vec![line("yes", "true"), line("no", "false")], "Answer with yes or no only.")
         }
         Some("score") => {
             let levels = one["criteria"].as_array().filter(|levels| levels.len() >= 2);
@@ -159,37 +159,37 @@ fn question(system: &str, state: &str, id: &str, one: &Value) -> Result<(Questio
             }
             let labels: Vec<String> = (0..levels.len()).map(|i| i.to_string()).collect();
             let lines = labels.iter().zip(&levels).map(|(label, level)| format!("{label}: {level}")).collect();
-            (Kind::Score(levels), labels, lines, "Answer with the number of one level only.")
+            (NamedKind::Score(levels), labels, lines, "Answer with the number of one level only.")
         }
         other => {
             let other = other.unwrap_or_default();
             return Err(fault(format!("unknown question type '{other}'; supported: ['choice', 'noul', 'score']")));
         }
     };
-    let text = question_text(state, &asks, &lines, ends);
-    Ok((Question { id: id.to_owned(), kind }, label_question(system, text, labels, format!("question '{id}'"))))
+    let text = question_text(state, &instructions, &lines, ends);
+    Ok((NamedQuestion { id: id.to_owned(), kind }, label_question(system, text, labels, format!("question '{id}'"))))
 }
 
-impl Question {
+impl NamedQuestion {
     fn answer(&self, read: &LabelRead) -> Value {
         let named = |names: &[String]| -> Map<String, Value> {
             names.iter().cloned().zip(read.probabilities.iter().map(|of| json!(of))).collect()
         };
         let confidence = read.confidence();
         match &self.kind {
-            Kind::Choice(names) => json!({
+            NamedKind::Choice(names) => json!({
                 "type": "choice",
                 "choice": names[read.top()],
                 "probabilities": named(names),
                 "confidence": confidence,
             }),
-            Kind::Noul => json!({
+            NamedKind::Noul => json!({
                 "type": "noul",
                 "noul": read.probabilities[0],
                 "probabilities": named(&["yes".to_owned(), "no".to_owned()]),
                 "confidence": confidence,
             }),
-            Kind::Score(levels) => {
+            NamedKind::Score(levels) => {
                 let numbers: Vec<String> = (0..levels.len()).map(|i| i.to_string()).collect();
                 let legend: Map<String, Value> =
                     numbers.iter().cloned().zip(levels.iter().map(|of| json!(of))).collect();
