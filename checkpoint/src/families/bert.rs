@@ -149,6 +149,7 @@ pub const NOMIC_BERT: FamilyDefinition = FamilyDefinition {
 
 /// The same model with the keys of its makers' own code.
 pub const NOMIC_OWN_KEYS: FamilyDefinition = FamilyDefinition {
+    name: "Nomic (own keys)",
     config: ConfigRules {
         keys: &ConfigKeys {
             hidden: "n_embd",
