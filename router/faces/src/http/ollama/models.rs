@@ -119,8 +119,11 @@ fn info(spec: &ModelSpec, context: u32) -> Value {
 
 fn capabilities(text: &ModelText) -> Vec<&'static str> {
     let has_tools = text.template.as_ref().is_some_and(|template| template.uses_tools()) && text.dialect.has_calls();
+    let is_classifier = text.spec.pooling.is_classifier();
+    let generates = text.spec.encoder.is_none() && !is_classifier;
     let own = [
-        (true, "completion"),
+        (generates, "completion"),
+        (!generates && !is_classifier, "embedding"),
         (has_tools, "tools"),
         (infill::supports_infill(text), "insert"),
         (text.dialect.has_thoughts(), "thinking"),
