@@ -36,6 +36,7 @@ MEASURES = {
     "*-peers.json": SERVING,
     "bench.md": SERVING,
     "chaos*.md": SERVING,
+    "encoders.md": ("worker/backend", "worker/model"),
     "grids.md": SERVING,
     "hostile.md": ("router",),
     "kl.md": ("worker/backend",),

@@ -116,6 +116,9 @@ fn decisions_that_cannot_be_read_are_refused_by_name() {
     let questions = |n: usize| vec![json!({ "type": "predicate", "instructions": "Is it?" }); n];
     let message = refused("/v1/decisions", json!({ "input": "s", "questions": questions(401) }));
     assert!(message.contains("must be 1 to 400 questions, got 401"), "{message}");
+    let long = json!({ "input": "x".repeat(600), "questions": questions(400) });
+    let message = refused("/v1/decisions", long);
+    assert!(message.contains("the model's context is 512"), "{message}");
     let choice = |choices: Value| {
         json!({ "input": "s", "questions": [{ "type": "choice", "instructions": "x",
         "choices": choices }] })

@@ -61,10 +61,10 @@ impl Inference for InferenceService {
         Ok(Response::new(reply))
     }
 
-    async fn classify(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::ClassifyReply>, Status> {
+    async fn classify(&self, request: Request<v1::ClassifyRequest>) -> Result<Response<v1::ClassifyReply>, Status> {
         let mut recorder = Recorder::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
         let parsed = self
-            .parse_embed_request(request)
+            .parse_embed_request(request.map(as_embed_request))
             .inspect_err(|refusal| recorder.record_refusal(refusal))
             .map_err(status)?;
         let text = self.front.text(&parsed.model).map_err(status)?;
@@ -124,6 +124,12 @@ impl Inference for InferenceService {
         }
         Ok(Response::new(self.front.topology(request.get_ref().from)))
     }
+}
+
+/// The two differ in what becomes of their inputs.
+fn as_embed_request(request: v1::ClassifyRequest) -> v1::EmbedRequest {
+    let v1::ClassifyRequest { model, inputs, deadline_ms } = request;
+    v1::EmbedRequest { model, inputs, deadline_ms }
 }
 
 impl InferenceService {

@@ -10,6 +10,7 @@ use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::parsed_request::{ParsedRequest, Purpose};
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
+use crate::replicas::models::table::VersionSelector;
 use crate::replicas::models::text::{EncodedInput, ModelText};
 use dialect::AnswerStart;
 use proto::v1;
@@ -131,7 +132,9 @@ async fn decide_all(
     let text = front.text(&parsed.model)?;
     text.check_generates()?;
     let deadline = front.deadline(parsed.deadline);
-    let prompts = label_prompts(front, &text, questions).await?;
+    let served = front.model(&parsed.model, VersionSelector::Weight);
+    let context = served.map_or(text.spec.context, |model| model.replica.context);
+    let prompts = label_prompts(front, &text, questions, context).await?;
     let at_once = front.config.limits.embeddings_at_once_max.min(front.admission.places() as usize).max(1);
     let mut all = Decisions { model: String::new(), reads: Vec::new(), usage: v1::Usage::default() };
     // A few at a time, so that one request does not fill the queue for all.
@@ -160,11 +163,13 @@ async fn decide_all(
     Ok(all)
 }
 
-/// Renders the questions, and finds the tokens of their labels.
+/// Renders the questions, and finds the tokens of their labels. The first that is too long ends it, so that a long text
+/// is not read once for each question.
 async fn label_prompts(
     front: &Frontend,
     of: &Arc<ModelText>,
     questions: Vec<LabelQuestion>,
+    context: u32,
 ) -> Result<Vec<LabelPrompt>, Refusal> {
     let (now, mut prompts) = (unix_seconds(), Vec::with_capacity(questions.len()));
     let mut known: Option<(Tokens, Vec<String>, Tokens)> = None;
@@ -173,6 +178,9 @@ async fn label_prompts(
         if talk.is_some_and(|talk| talk.opening == AnswerStart::Thought) {
             let why = "a decision is the first token of the answer, and this chat template opens a thought there";
             return Err(Refusal::invalid("model", why));
+        }
+        if ids.len() >= context as usize {
+            return Err(Refusal::TooLong { n_prompt: ids.len(), context });
         }
         let tail = tail(of, &ids);
         let found = match known.take().filter(|(of_tail, of_labels, _)| of_tail == tail && *of_labels == labels) {

@@ -16,6 +16,16 @@ pub fn requests(vocab: u32, context: u32) -> Vec<Request> {
     (0..REQUESTS).map(|i| request(i, vocab, context)).collect()
 }
 
+/// The same prompts for an encoder. Every third is a pair of texts.
+pub fn texts(vocab: u32, context: u32) -> Vec<Request> {
+    let text = |(i, of): (usize, Request)| {
+        let second_text = if i.is_multiple_of(3) { of.prompt.len() as u32 / 2 } else { 0 };
+        let sampling = Sampling { tokens_max: 1, ..Sampling::default() };
+        Request { prompt: of.prompt, second_text, goal: Goal::Pool, sampling, ..Request::default() }
+    };
+    requests(vocab, context).into_iter().enumerate().map(text).collect()
+}
+
 fn request(i: usize, vocab: u32, context: u32) -> Request {
     let room = ROOM.min(context / 2);
     let (group, choice) = if i < LENGTHS.len() { (i, 0) } else { (i - i % CHOICES, i % CHOICES) };

@@ -59,7 +59,7 @@ impl Inference for Bare {
         Err(nothing())
     }
 
-    async fn classify(&self, _: Request<v1::EmbedRequest>) -> Result<Response<v1::ClassifyReply>, Status> {
+    async fn classify(&self, _: Request<v1::ClassifyRequest>) -> Result<Response<v1::ClassifyReply>, Status> {
         Err(nothing())
     }
 
