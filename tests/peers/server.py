@@ -21,20 +21,20 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def command(host, port, flags):
-    """Returns the command line of a server of the small model. `flags` are Lockstep's own."""
+def command(host, port, flags, model=MODEL):
+    """Returns the command line of a server. `flags` are Lockstep's own."""
     binary = os.environ["PEER_BINARY"]
-    return [binary, "serve", MODEL, "--host", host, "--port", str(port), "--grpc", "127.0.0.1:0", *flags]
+    return [binary, "serve", model, "--host", host, "--port", str(port), "--grpc", "127.0.0.1:0", *flags]
 
 
 class Server:
     """A running server. Its log goes to a file, which shows why it did not start."""
 
-    def __init__(self, flags, env=None, host="127.0.0.1", port=None):
+    def __init__(self, flags, env=None, host="127.0.0.1", port=None, model=MODEL):
         self.host, self.port = host, port or free_port()
         self.log_path = os.path.join(os.environ["PEER_LOGS"], f"{self.port}.log")
         with open(self.log_path, "wb") as log:
-            line = command(self.host, self.port, flags)
+            line = command(self.host, self.port, flags, model)
             self.process = subprocess.Popen(line, stdout=log, stderr=log, env={**os.environ, **(env or {})})
         try:
             self._wait()

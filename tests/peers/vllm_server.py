@@ -16,7 +16,7 @@ import anthropic
 import openai
 import pytest
 import transformers
-from server import STOP_SECONDS, Server
+from server import MODEL, STOP_SECONDS, Server
 from smollm2 import tokenizer
 
 ROOTS = {"vllm", "torch", "torchvision", "lm_eval", "fastapi", "starlette", "model_hosting_container_standards", "PIL"}
@@ -109,7 +109,8 @@ class RemoteOpenAIServer:
     def __init__(self, model, vllm_serve_args, *, env_dict=None, **_):
         flags = {"--seed": [SEED], "--served-model-name": [model], "--max-body-bytes": [BODY_MAX], **template(model)}
         flags.update(translated(vllm_serve_args))
-        self.server = Server([part for name, values in flags.items() for part in [name, *values]], env_dict)
+        line = [part for name, values in flags.items() for part in [name, *values]]
+        self.server = Server(line, env_dict, model=served(model))
         self.host, self.port, self.proc = self.server.host, self.server.port, self.server.process
         self.fields = {name: value for flag in vllm_serve_args for name, value in FIELDS.get(flag, {}).items()}
 
@@ -160,6 +161,11 @@ class RemoteOpenAIServer:
         return anthropic.AsyncAnthropic(**self._options(options))
 
 
+def served(_model):
+    """Returns what the server serves where a test names this model."""
+    return MODEL
+
+
 def template(model):
     files = [file for name, file in TEMPLATES.items() if model.startswith(name)]
     return {"--chat-template": [os.path.join(os.environ["PEER_TEMPLATES"], files[0])]} if files else {}
@@ -186,9 +192,18 @@ def translated(arguments):
             continue
         flags[name] = rest[:n]
         del rest[:n]
+    if "{" in flags.get("--chat-template", [""])[0]:
+        flags["--chat-template"] = [template_file(flags["--chat-template"][0])]
     if "--max-model-len" in flags:
         flags["--max-model-len"] = [str(min(int(flags["--max-model-len"][0]), CONTEXT_MAX))]
     return flags
+
+
+def template_file(source):
+    path = os.path.join(os.environ["PEER_LOGS"], "template.jinja")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(source)
+    return path
 
 
 def split(argument):
