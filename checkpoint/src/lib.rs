@@ -60,7 +60,7 @@ use crate::scaling::{MODELOPT_FILE, QuantConfig};
 use crate::small_files::{read_json, read_json_if_there};
 use serde_json::Value;
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use types::Dtype;
 
@@ -124,7 +124,7 @@ impl Checkpoint {
         let mut spec =
             ModelSpec::from_config(&config, &generation, &tokenizer, &name).map_err(Error::with_path(&config_path))?;
         if let Some(pooling) = modules::pooling_of_folder(path)?.filter(|_| !spec.pooling.is_classifier()) {
-            spec.pooling = pooling;
+            spec.pooling = PoolingSpec { prefixes: spec.pooling.prefixes, ..pooling };
         }
         let products = spec.pooling.layers.iter().map(|layer| layer.product.as_str());
         let modules: Vec<String> = products.filter_map(modules::folder_of).map(str::to_owned).collect();
@@ -278,6 +278,14 @@ impl Checkpoint {
     /// Returns the tokens as bytes, for callers that make masks and no text.
     pub fn token_table(&self) -> Result<TokenTable> {
         self.tokenizer().map(TokenTable::new)
+    }
+
+    /// The beginnings that an embedding model expects before texts, by the texts' uses, such as `query`.
+    pub fn prompts(&self) -> Result<BTreeMap<String, String>> {
+        match &self.weights {
+            WeightFiles::Gguf(_) => Ok(BTreeMap::new()),
+            WeightFiles::Folder(_) => modules::prompts_of_folder(&self.path),
+        }
     }
 
     /// The template that turns a chat into a prompt, if the model has one.

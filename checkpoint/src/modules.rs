@@ -6,9 +6,12 @@ use crate::config::{PooledActivation, PooledLayer, Pooling, PoolingSpec};
 use crate::error::{Error, ParseError, Result};
 use crate::small_files::{is_plain_name, read_json, read_json_if_there};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 pub(crate) const LIST: &str = "modules.json";
+/// Says what stands before a text, by what the text is for.
+pub(crate) const PROMPTS: &str = "config_sentence_transformers.json";
 /// More modules than any model has.
 const MODULES_MAX: usize = 16;
 
@@ -19,6 +22,13 @@ pub(crate) fn files(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Vec<Str
     let modules = modules.filter(|path| is_plain_name(path)).take(MODULES_MAX);
     let of_module = |path: &str| ["config.json", "model.safetensors"].map(|file| in_folder(path, file));
     Ok(modules.flat_map(of_module).filter(|name| has(name)).collect())
+}
+
+/// The beginnings that a folder's model expects before texts, by the texts' uses, such as `query`.
+pub(crate) fn prompts_of_folder(folder: &Path) -> Result<BTreeMap<String, String>> {
+    let config = read_json_if_there(&folder.join(PROMPTS))?;
+    let all = config["prompts"].as_object().into_iter().flatten();
+    Ok(all.filter_map(|(name, text)| Some((name.clone(), text.as_str()?.to_owned()))).collect())
 }
 
 /// How a folder pools, if it has a list of modules.

@@ -10,7 +10,10 @@ use types::GrammarFault;
 pub enum Refusal {
     #[error("{field}: {message}")]
     Invalid { field: Cow<'static, str>, message: String },
-    #[error("the prompt has {n_prompt} tokens and the model's context is {context}: no room is left for an answer")]
+    #[error(
+        "the prompt has {n_prompt} tokens, which is too many for a context of {context}. Please reduce the length of \
+         the input prompt"
+    )]
     TooLong { n_prompt: usize, context: u32 },
     #[error("the prompt has {n_prompt} tokens, and the replica cannot hold the request: {message}")]
     TooLarge { n_prompt: usize, message: String },

@@ -118,7 +118,7 @@ fn decisions_that_cannot_be_read_are_refused_by_name() {
     assert!(message.contains("must be 1 to 400 questions, got 401"), "{message}");
     let long = json!({ "input": "x".repeat(600), "questions": questions(400) });
     let message = refused("/v1/decisions", long);
-    assert!(message.contains("the model's context is 512"), "{message}");
+    assert!(message.contains("a context of 512"), "{message}");
     let choice = |choices: Value| {
         json!({ "input": "s", "questions": [{ "type": "choice", "instructions": "x",
         "choices": choices }] })
@@ -180,7 +180,7 @@ fn what_a_model_lacks_is_refused() {
     let unequal = json!({ "text_1": ["a", "b"], "text_2": ["a", "b", "c"] });
     assert!(refused("/v1/score", unequal).contains("Input lengths must be either 1:1, 1:N or N:N"));
     let long = json!({ "query": "x".repeat(400), "documents": ["y"] });
-    assert!(refused("/v1/rerank", long).contains("the model's context is 320"));
+    assert!(refused("/v1/rerank", long).contains("a context of 320"));
     assert!(
         refused("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": "x" }] }))
             .contains("draws no tokens")

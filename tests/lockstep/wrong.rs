@@ -64,7 +64,8 @@ const TABLE: &[(&str, &str)] = &[
     ("run $MODEL hi --max-tokens 0", "lockstep: max_tokens: must be at least 1, got 0"),
     (
         "run $MODEL hi --raw --context 2",
-        "lockstep: the prompt has 2 tokens and the model's context is 2: no room is left for an answer",
+        "lockstep: the prompt has 2 tokens, which is too many for a context of 2. Please reduce the \
+         length of the input prompt",
     ),
     (
         "status --url http://127.0.0.1:9",

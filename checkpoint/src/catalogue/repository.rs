@@ -22,10 +22,11 @@ const PAGES_MAX: usize = 16;
 const NAMED_MAX: usize = 12;
 
 /// Files beside the weights. Only the first one must exist.
-const SMALL_FILES: [&str; 7] = [
+const SMALL_FILES: [&str; 8] = [
     CONFIG,
     modules::LIST,
     "generation_config.json",
+    modules::PROMPTS,
     "tokenizer_config.json",
     "chat_template.jinja",
     MODELOPT_FILE,

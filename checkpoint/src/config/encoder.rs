@@ -1,6 +1,7 @@
 //! What distinguishes encoders, and what a request for a prompt's hidden states returns. Knows no weights.
 
 use crate::error::ParseError;
+use std::fmt;
 
 /// More kinds of tokens, positions before the first, or buckets than in any model.
 const ROWS_MAX: u32 = 1 << 16;
@@ -42,6 +43,38 @@ pub struct PoolingSpec {
     /// The last layer's outputs are scores of these labels. Empty: the outputs are an embedding.
     pub labels: Vec<String>,
     pub scores: ScoreActivation,
+    pub prefixes: EmbeddingPrefixes,
+}
+
+/// Which beginnings of an embedding are embeddings too: models are trained for that, or not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum EmbeddingPrefixes {
+    #[default]
+    None,
+    OfAnyLength,
+    OfLengths(Vec<u32>),
+}
+
+impl EmbeddingPrefixes {
+    /// Whether the first `n` of an embedding's `own` numbers are one.
+    pub fn contain(&self, n: u32, own: u32) -> bool {
+        let is_prefix = match self {
+            EmbeddingPrefixes::None => false,
+            EmbeddingPrefixes::OfAnyLength => (1..own).contains(&n),
+            EmbeddingPrefixes::OfLengths(all) => all.contains(&n) && n < own,
+        };
+        is_prefix || n == own
+    }
+}
+
+impl fmt::Display for EmbeddingPrefixes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EmbeddingPrefixes::None => f.write_str("the model has no shorter embeddings"),
+            EmbeddingPrefixes::OfAnyLength => f.write_str("or less"),
+            EmbeddingPrefixes::OfLengths(all) => write!(f, "or one of {all:?}"),
+        }
+    }
 }
 
 impl PoolingSpec {

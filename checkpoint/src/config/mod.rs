@@ -12,7 +12,9 @@ mod parts;
 mod sampling;
 
 pub use crate::families::Family;
-pub use encoder::{EncoderSpec, PooledActivation, PooledLayer, Pooling, PoolingSpec, ScoreActivation};
+pub use encoder::{
+    EmbeddingPrefixes, EncoderSpec, PooledActivation, PooledLayer, Pooling, PoolingSpec, ScoreActivation,
+};
 pub use form::{Activation, BlockNorms, DecoderForm, NormKind, Norms};
 pub use mixer::{
     ConvolutionSpec, MixerSpec, ProjectionFactors, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, StateHeads,

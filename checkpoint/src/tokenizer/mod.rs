@@ -38,6 +38,28 @@ use types::{Token, Tokens};
 /// Longer texts are refused: no context holds them, and their offsets are 32 bits wide.
 pub const TEXT_BYTES_MAX: usize = 64 << 20;
 
+/// The tokens before, between and after the texts of a pair.
+pub struct PairFrame {
+    before: Tokens,
+    between: Tokens,
+    after: Tokens,
+    /// Whether the model distinguishes the two texts.
+    has_kinds: bool,
+}
+
+impl PairFrame {
+    pub fn n_tokens(&self) -> usize {
+        self.before.len() + self.between.len() + self.after.len()
+    }
+
+    /// Returns the tokens of a pair, and where the second text begins; 0 where the model does not distinguish the two.
+    pub fn around(&self, first: &[Token], second: &[Token]) -> (Tokens, u32) {
+        let begins = (self.before.len() + first.len() + self.between.len()) as u32;
+        let ids = [&self.before, first, &self.between, second, &self.after].concat();
+        (ids, if self.has_kinds { begins } else { 0 })
+    }
+}
+
 /// Cheap to clone; all clones share one vocabulary.
 #[derive(Clone)]
 pub struct Tokenizer(Arc<TokenizerParts>);
@@ -92,9 +114,8 @@ impl Tokenizer {
         Ok([before, &ids, after].concat())
     }
 
-    /// The ids of a pair of texts, as a model reads them that judges both, and where the second begins; 0 where the
-    /// model does not distinguish the two.
-    pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Tokens, u32)> {
+    /// The tokens that stand around a pair of texts, as a model reads them that judges both.
+    pub fn pair_frame(&self) -> PairFrame {
         let pair = &self.0.pipeline.get_post_processor().pair;
         let ids = |run: &[(PipelineToken, u8)]| -> Tokens {
             let tokens: Vec<PipelineToken> = run.iter().map(|(token, _)| *token).collect();
@@ -107,11 +128,8 @@ impl Tokenizer {
             false if self.0.doubles_end => [self.0.before.clone(), self.0.after.repeat(2), self.0.after.clone()],
             false => [self.0.before.clone(), self.0.after.clone(), self.0.after.clone()],
         };
-        let [first, second] = [self.encode(first, false)?, self.encode(second, false)?];
         let has_kinds = if is_of_file { pair.b_type_id == Some(1) } else { !self.0.doubles_end };
-        let begins = before.len() + first.len() + between.len();
-        let begins = if has_kinds { begins as u32 } else { 0 };
-        Ok(([before, first, between, second, after].concat(), begins))
+        PairFrame { before, between, after, has_kinds }
     }
 
     /// The largest id plus one.

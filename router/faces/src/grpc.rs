@@ -7,7 +7,7 @@ use proto::v1::generate_reply;
 use proto::v1::generate_request::Input;
 use proto::v1::inference_server::{Inference, InferenceServer};
 use router::board::pick::hashed;
-use router::front::embed::Readout;
+use router::front::embed::{Readout, ReadoutKind};
 use router::front::frontend::{Frontend, unix_seconds};
 use router::front::generation::{Generation, GenerationEvent, SideOutput};
 use router::front::parsed_request::{ParsedRequest, Purpose, cache_hint, deadline_after};
@@ -69,7 +69,7 @@ impl Inference for InferenceService {
             .map_err(status)?;
         let text = self.front.text(&parsed.model).map_err(status)?;
         let v1::EmbedReply { model, embeddings: scores, usage } =
-            self.front.pool(parsed, Readout::Scores, &mut recorder).await.map_err(status)?;
+            self.front.pool(parsed, Readout::of(ReadoutKind::Scores), &mut recorder).await.map_err(status)?;
         let labels = text.spec.pooling.labels.clone();
         Ok(Response::new(v1::ClassifyReply { model, labels, scores, usage }))
     }

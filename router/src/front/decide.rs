@@ -11,7 +11,7 @@ use crate::front::parsed_request::{ParsedRequest, Purpose};
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use crate::replicas::models::table::VersionSelector;
-use crate::replicas::models::text::{EncodedInput, ModelText};
+use crate::replicas::models::text::{EncodeSettings, EncodedInput, ModelText};
 use dialect::AnswerStart;
 use proto::v1;
 use proto::v1::generate_request::Input;
@@ -171,10 +171,10 @@ async fn label_prompts(
     questions: Vec<LabelQuestion>,
     context: u32,
 ) -> Result<Vec<LabelPrompt>, Refusal> {
-    let (now, mut prompts) = (unix_seconds(), Vec::with_capacity(questions.len()));
+    let (settings, mut prompts) = (EncodeSettings::at(unix_seconds()), Vec::with_capacity(questions.len()));
     let mut known: Option<(Tokens, Vec<String>, Tokens)> = None;
     for LabelQuestion { chat, labels, name } in questions {
-        let EncodedInput { ids, talk, .. } = front.texts.encoded(of, Input::Chat(chat), true, now).await?;
+        let EncodedInput { ids, talk, .. } = front.texts.encoded(of, Input::Chat(chat), settings).await?;
         if talk.is_some_and(|talk| talk.opening == AnswerStart::Thought) {
             let why = "a decision is the first token of the answer, and this chat template opens a thought there";
             return Err(Refusal::invalid("model", why));

@@ -6,7 +6,7 @@ use crate::front::stop::Stops;
 use crate::front::text::AnswerAssembly;
 use crate::front::text_work::{TOKEN_TEXT_BYTES, TextWork};
 use crate::refusal::Refusal;
-use crate::replicas::models::text::{EncodedInput, ModelText};
+use crate::replicas::models::text::{EncodeSettings, EncodedInput, ModelText};
 use proto::v1;
 use proto::v1::generate_request::Input;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub async fn derender(
     now: u64,
 ) -> Result<Vec<DerenderedAnswer>, Refusal> {
     let read = match chat {
-        Some(chat) => Some(texts.encoded(of, Input::Chat(chat), true, now).await?),
+        Some(chat) => Some(texts.encoded(of, Input::Chat(chat), EncodeSettings::at(now)).await?),
         None => None,
     };
     let (of, n_tokens) = (of.clone(), answers.iter().map(Vec::len).sum::<usize>());

@@ -15,13 +15,20 @@ use tokio_stream::StreamExt;
 
 /// What becomes of a pooled vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Readout {
+pub struct Readout {
+    pub kind: ReadoutKind,
+    /// What the model's layers return stays as it is: a vector of any length, or outputs without an activation.
+    pub is_raw: bool,
+    /// How many numbers of an embedding stay. None: all.
+    pub dimensions: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadoutKind {
     /// A vector of length one.
     Embedding,
     /// The score of each of a classifier's labels.
     Scores,
-    /// What the model's layers leave: an embedding of any length, or a classifier's outputs.
-    Raw,
 }
 
 impl Frontend {
@@ -31,7 +38,7 @@ impl Frontend {
         parsed: ParsedRequest,
         recorder: &mut Recorder,
     ) -> Result<v1::EmbedReply, Refusal> {
-        self.pool(parsed, Readout::Embedding, recorder).await
+        self.pool(parsed, Readout::of(ReadoutKind::Embedding), recorder).await
     }
 
     /// Returns what becomes of each prompt's hidden states.
@@ -69,10 +76,20 @@ impl Frontend {
         readout: Readout,
         trace: &TracedSpan,
     ) -> Result<v1::EmbedReply, Refusal> {
-        let ParsedRequest { model, prompts: mut inputs, truncation, deadline, priority, cache_salt, tenant, .. } =
-            parsed;
-        let pooling = self.text(&model)?.spec.pooling.clone();
-        readout.check(&pooling)?;
+        let ParsedRequest {
+            model,
+            prompts: mut inputs,
+            truncation,
+            adds_special,
+            deadline,
+            priority,
+            cache_salt,
+            tenant,
+            ..
+        } = parsed;
+        let text = self.text(&model)?;
+        let pooling = text.spec.pooling.clone();
+        readout.check(&pooling, text.embedding_length())?;
         if !pooling.is_classifier() && inputs.iter().any(|input| matches!(input, Input::Pair(_))) {
             return Err(Refusal::invalid("pair", "needs a classifier, and this model embeds single texts"));
         }
@@ -91,6 +108,7 @@ impl Frontend {
                 prompts,
                 purpose: Purpose::Pool,
                 truncation,
+                adds_special,
                 deadline,
                 priority,
                 cache_salt,
@@ -135,27 +153,39 @@ impl Frontend {
 }
 
 impl Readout {
+    pub fn of(kind: ReadoutKind) -> Readout {
+        Readout { kind, is_raw: false, dimensions: None }
+    }
+
     /// Refuses what the model does not have.
-    fn check(self, of: &PoolingSpec) -> Result<(), Refusal> {
-        match (self, of.is_classifier()) {
-            (Readout::Embedding, true) => {
+    fn check(self, of: &PoolingSpec, n_outputs: u32) -> Result<(), Refusal> {
+        let is_prefix = |n: &u32| of.prefixes.contain(*n, n_outputs);
+        match (self.kind, of.is_classifier()) {
+            (ReadoutKind::Embedding, true) => {
                 Err(Refusal::invalid("model", "is a classifier, which embeds nothing: use /classify or /v1/rerank"))
             }
-            (Readout::Scores, false) => {
+            (ReadoutKind::Scores, false) => {
                 Err(Refusal::invalid("model", "has no classifier: use /v1/embeddings, /v1/score or /v1/rerank"))
             }
-            _ => Ok(()),
+            _ => match self.dimensions.filter(|n| !is_prefix(n)) {
+                Some(n) => {
+                    let why = format!("must be {n_outputs}, the model's size ({}), got {n}", of.prefixes);
+                    Err(Refusal::invalid("dimensions", why))
+                }
+                None => Ok(()),
+            },
         }
     }
 
-    fn finish(self, of: &PoolingSpec, values: &mut [f32]) -> Result<(), Refusal> {
-        match self {
-            Readout::Embedding => normalize(values),
-            Readout::Scores => {
+    fn finish(self, of: &PoolingSpec, values: &mut Vec<f32>) -> Result<(), Refusal> {
+        values.truncate(self.dimensions.map_or(values.len(), |n| n as usize));
+        match self.kind {
+            _ if self.is_raw => Ok(()),
+            ReadoutKind::Embedding => normalize(values),
+            ReadoutKind::Scores => {
                 activate(of.scores, values);
                 Ok(())
             }
-            Readout::Raw => Ok(()),
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::link::versions::ServedVersion;
 use crate::refusal::Refusal;
 use crate::replicas::models::table::VersionSelector;
 use crate::replicas::models::talk::AnswerParseContext;
-use crate::replicas::models::text::{EncodedInput, ModelText};
+use crate::replicas::models::text::{EncodeSettings, EncodedInput, ModelText};
 use crate::replicas::pool::PickedReplica;
 use grammar::GrammarSpec;
 use proto::v1;
@@ -135,16 +135,12 @@ impl Frontend {
         let subscription = self.subscribe_answer(&purpose);
         let (base_request, wording) = self.parse_purpose(purpose, &model.text, seed).await?;
         let preparing = trace.preparation_span();
+        let room = room(model.replica.context, &base_request.goal);
+        let cut = truncation.map(|truncation| truncation.within(room)).transpose()?;
+        let settings = EncodeSettings { adds_special: parsed.adds_special, now: created, cut };
         let mut read = Vec::with_capacity(prompts.len());
         for input in prompts {
-            let (mut prompt, of) = (self.prompt(&model.text, input, echo, created).await?, &model.text);
-            if let Some(truncation) = truncation
-                && truncation.cut(&mut prompt.ids, room(model.replica.context, &base_request.goal))?
-                && echo
-            {
-                prompt.text = Some(self.texts.detokenize(of, prompt.ids.clone()).await?);
-            }
-            read.push(prompt);
+            read.push(self.prompt(&model.text, input, echo, settings).await?);
         }
         let spec = self.structure_of(structure, &read).await?;
         let subscription = subscription.map(|mut pending| {
@@ -193,13 +189,19 @@ impl Frontend {
         self.texts.off_runtime(purpose.work(), move || purpose.read(&of, seed, &limits)).await?
     }
 
-    async fn prompt(&self, of: &Arc<ModelText>, input: Input, echo: bool, now: u64) -> Result<Prompt, Refusal> {
+    async fn prompt(
+        &self,
+        of: &Arc<ModelText>,
+        input: Input,
+        echo: bool,
+        settings: EncodeSettings,
+    ) -> Result<Prompt, Refusal> {
         let text = match &input {
             Input::Text(text) if echo => Some(text.clone()),
             _ => None,
         };
-        let EncodedInput { ids, talk, second_text } = self.texts.encoded(of, input, true, now).await?;
-        let text = match text {
+        let EncodedInput { ids, talk, second_text, is_cut } = self.texts.encoded(of, input, settings).await?;
+        let text = match text.filter(|_| !is_cut) {
             None if echo => Some(self.texts.detokenize(of, ids.clone()).await?),
             text => text,
         };

@@ -8,6 +8,7 @@ use crate::front::stop::Stops;
 use crate::front::structure;
 use crate::refusal::Refusal;
 use crate::replicas::models::text::ModelText;
+use crate::replicas::models::truncation::Truncation;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ pub struct ParsedRequest {
     pub purpose: Purpose,
     /// How to cut prompts that are too long. None: they are refused.
     pub truncation: Option<Truncation>,
+    /// Whether the tokens that the model expects around a text are added. None: to plain texts, and not to chats.
+    pub adds_special: Option<bool>,
     /// The reply repeats the prompts' texts.
     pub echo: bool,
     /// The client watches how far its prompts are.
@@ -59,6 +62,7 @@ impl Default for ParsedRequest {
             first_choice: 0,
             purpose: Purpose::Generate(Box::default()),
             truncation: None,
+            adds_special: None,
             echo: false,
             needs_progress: false,
             certificate: false,
@@ -71,37 +75,6 @@ impl Default for ParsedRequest {
             resume: None,
             body: None,
         }
-    }
-}
-
-/// How a prompt that is too long is cut.
-#[derive(Clone, Copy, Debug)]
-pub struct Truncation {
-    /// The most tokens that stay. None: as many as there is room for.
-    pub n_max: Option<u32>,
-    pub side: CutSide,
-}
-
-/// Where a prompt loses tokens.
-#[derive(Clone, Copy, Debug)]
-pub enum CutSide {
-    Left,
-    Right,
-}
-
-impl Truncation {
-    /// Cuts a prompt, for which there are `room` tokens, or a list beside it. Returns true if it was too long.
-    pub fn cut<T>(self, ids: &mut Vec<T>, room: u32) -> Result<bool, Refusal> {
-        if let Some(n) = self.n_max.filter(|n| *n > room) {
-            let why = format!("must be at most {room}, the room for the prompt, got {n}");
-            return Err(Refusal::invalid("truncate_prompt_tokens", why));
-        }
-        let n_dropped = ids.len().saturating_sub(self.n_max.unwrap_or(room) as usize);
-        match self.side {
-            CutSide::Left => drop(ids.drain(..n_dropped)),
-            CutSide::Right => ids.truncate(ids.len() - n_dropped),
-        }
-        Ok(n_dropped > 0)
     }
 }
 

@@ -1,10 +1,12 @@
 //! How well pairs of texts fit: by a classifier that reads both, or by the embeddings of each. Knows no face.
 
-use crate::front::embed::Readout;
-use crate::front::frontend::Frontend;
+use crate::front::embed::{Readout, ReadoutKind};
+use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::parsed_request::ParsedRequest;
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
+use crate::replicas::models::text::{EncodeSettings, ModelText};
+use crate::replicas::models::truncation::{CutSide, PromptCut};
 use proto::v1;
 use proto::v1::generate_request::Input;
 use std::collections::HashMap;
@@ -21,6 +23,8 @@ pub struct PairScores {
 pub struct TextPairs {
     pub texts: Vec<String>,
     pub pairs: Vec<(usize, usize)>,
+    /// The most tokens of the first texts and of the others. Zero: all.
+    pub tokens_max: [u32; 2],
 }
 
 impl TextPairs {
@@ -28,7 +32,7 @@ impl TextPairs {
     pub fn of(firsts: Vec<String>, seconds: Vec<String>) -> TextPairs {
         let (n, n_firsts) = (seconds.len(), firsts.len());
         let pairs = (0..n).map(|i| (if n_firsts == 1 { 0 } else { i }, n_firsts + i)).collect();
-        TextPairs { texts: firsts.into_iter().chain(seconds).collect(), pairs }
+        TextPairs { texts: firsts.into_iter().chain(seconds).collect(), pairs, tokens_max: [0, 0] }
     }
 }
 
@@ -56,15 +60,16 @@ pub async fn score_pairs(
 async fn score_by_classifier(
     front: &Arc<Frontend>,
     parsed: ParsedRequest,
-    TextPairs { texts, pairs }: TextPairs,
+    TextPairs { texts, pairs, tokens_max: [first_tokens_max, second_tokens_max] }: TextPairs,
     is_raw: bool,
     recorder: &mut Recorder,
 ) -> Result<PairScores, Refusal> {
     let pair = |(first, second): (usize, usize)| {
-        Input::Pair(v1::TextPair { first: texts[first].clone(), second: texts[second].clone() })
+        let (first, second) = (texts[first].clone(), texts[second].clone());
+        Input::Pair(v1::TextPair { first, second, first_tokens_max, second_tokens_max })
     };
     let parsed = ParsedRequest { prompts: pairs.into_iter().map(pair).collect(), ..parsed };
-    let reply = front.pool(parsed, if is_raw { Readout::Raw } else { Readout::Scores }, recorder).await?;
+    let reply = front.pool(parsed, Readout { is_raw, ..Readout::of(ReadoutKind::Scores) }, recorder).await?;
     let scores = reply.embeddings.iter().map(|scores| scores.values.first().copied().unwrap_or_default()).collect();
     Ok(PairScores { model: reply.model, scores, n_tokens: reply.usage.map_or(0, |usage| usage.prompt_tokens) })
 }
@@ -73,7 +78,7 @@ async fn score_by_classifier(
 async fn score_by_embeddings(
     front: &Arc<Frontend>,
     parsed: ParsedRequest,
-    TextPairs { texts, pairs }: TextPairs,
+    TextPairs { texts, pairs, tokens_max }: TextPairs,
     recorder: &mut Recorder,
 ) -> Result<PairScores, Refusal> {
     let (mut prompts, mut numbers) = (Vec::new(), HashMap::new());
@@ -84,10 +89,37 @@ async fn score_by_embeddings(
         })
     };
     let numbered: Vec<usize> = texts.into_iter().map(&mut number_of).collect();
+    let n_firsts = pairs.first().map_or(0, |(_, second)| *second);
+    let is_first = |number: usize| numbered[..n_firsts].contains(&number);
+    if tokens_max != [0, 0] {
+        let of = front.text(&parsed.model)?;
+        for (number, prompt) in prompts.iter_mut().enumerate() {
+            let n_max = tokens_max[usize::from(!is_first(number))] as usize;
+            *prompt = shortened(front, &of, prompt.clone(), n_max).await?;
+        }
+    }
     let reply = front.embed(ParsedRequest { prompts, ..parsed }, recorder).await?;
     let vector = |text: usize| reply.embeddings[numbered[text]].values.as_slice();
     let scores = pairs.into_iter().map(|(first, second)| cosine(vector(first), vector(second))).collect();
     Ok(PairScores { model: reply.model, scores, n_tokens: reply.usage.map_or(0, |usage| usage.prompt_tokens) })
+}
+
+/// Returns a text as tokens of which at most `n_max` are its own, if it has more.
+async fn shortened(front: &Frontend, of: &Arc<ModelText>, input: Input, n_max: usize) -> Result<Input, Refusal> {
+    let Input::Text(text) = &input else { return Ok(input) };
+    // No token has less than one byte.
+    if n_max == 0 || text.len() <= n_max {
+        return Ok(input);
+    }
+    let encoded = |settings: EncodeSettings| front.texts.encoded(of, input.clone(), settings);
+    let whole = EncodeSettings::at(unix_seconds());
+    let n_own = encoded(EncodeSettings { adds_special: Some(false), ..whole }).await?.ids.len();
+    if n_own <= n_max {
+        return Ok(input);
+    }
+    let n_around = encoded(whole).await?.ids.len() - n_own;
+    let cut = Some(PromptCut { n_max: n_max + n_around, side: CutSide::Right });
+    Ok(Input::TokenIds(v1::TokenIds { ids: encoded(EncodeSettings { cut, ..whole }).await?.ids }))
 }
 
 /// The product of two vectors of length one, summed in their order.

@@ -4,7 +4,7 @@
 use crate::front::structure;
 use crate::front::threads::LimitedThreads;
 use crate::refusal::Refusal;
-use crate::replicas::models::text::{EncodedInput, ModelText, TokenSpans};
+use crate::replicas::models::text::{EncodeSettings, EncodedInput, ModelText, TokenSpans};
 use proto::v1;
 use proto::v1::generate_request::Input;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ impl TextWork {
         TextWork { threads }
     }
 
-    /// Returns a prompt's tokens. `add_special` is for plain text; a template writes its special tokens itself. `now`
-    /// is the time that the template reads: the same at every router to which a stream is moved.
+    /// Returns the tokens of a whole prompt. `add_special` is for plain text; a template writes its special tokens
+    /// itself. `now` is the time that the template reads: the same at every router to which a stream is moved.
     pub async fn tokens(
         &self,
         of: &Arc<ModelText>,
@@ -43,7 +43,8 @@ impl TextWork {
         add_special: bool,
         now: u64,
     ) -> Result<Tokens, Refusal> {
-        Ok(self.encoded(of, input, add_special, now).await?.ids)
+        let settings = EncodeSettings { adds_special: (!add_special).then_some(false), ..EncodeSettings::at(now) };
+        Ok(self.encoded(of, input, settings).await?.ids)
     }
 
     /// Returns an input's tokens, as `tokens` does, and for a chat also how its answer is read.
@@ -51,11 +52,10 @@ impl TextWork {
         &self,
         of: &Arc<ModelText>,
         input: Input,
-        add_special: bool,
-        now: u64,
+        settings: EncodeSettings,
     ) -> Result<EncodedInput, Refusal> {
         let of = of.clone();
-        self.off_runtime(length(&input), move || of.encode(input, add_special, now)).await?
+        self.off_runtime(length(&input), move || of.encode(input, settings)).await?
     }
 
     /// Returns a prompt's tokens, and what its answer must be, including what the calls of a chat require.
@@ -65,12 +65,12 @@ impl TextWork {
         input: Input,
         structure: Option<v1::Structure>,
         wants_places: bool,
-        now: u64,
+        settings: EncodeSettings,
     ) -> Result<RenderedPrompt, Refusal> {
         let (read, n_bytes) = (of.clone(), length(&input));
         let encode = move || match wants_places {
-            true => read.encode_with_places(input, now),
-            false => read.encode(input, true, now).map(|encoded| (encoded, None)),
+            true => read.encode_with_places(input, settings),
+            false => read.encode(input, settings).map(|encoded| (encoded, None)),
         };
         let (EncodedInput { ids, talk, .. }, places) = self.off_runtime(n_bytes, encode).await??;
         let structure = structure::grammar_spec(structure, talk.as_ref())?.as_ref().map(structure::to_structure);

@@ -1,5 +1,6 @@
 //! Replicas behind one router: both serve, both give the same answers, and one continues when the other is gone.
 
+mod mixed;
 mod models;
 
 use crate::common::node::{Node, PATIENCE, answer, field};

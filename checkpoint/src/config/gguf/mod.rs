@@ -124,7 +124,7 @@ fn classifier(keys: &GgufKeys<'_>, hidden: u32) -> Result<PoolingSpec, ParseErro
     };
     // As llama.cpp has it: ranks are the outputs themselves.
     let scores = if labels.len() == 1 { ScoreActivation::None } else { ScoreActivation::Softmax };
-    Ok(PoolingSpec { kind, layers, labels, scores })
+    Ok(PoolingSpec { kind, layers, labels, scores, ..PoolingSpec::default() })
 }
 
 /// Some families have the architecture of another.

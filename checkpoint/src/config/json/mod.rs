@@ -6,8 +6,8 @@ mod rope;
 
 use super::parts::rope_head_dim;
 use super::{
-    AttentionSpec, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, PoolingSpec, QueryKeyNorms, ScoreActivation,
-    dedup_eos,
+    AttentionSpec, EmbeddingPrefixes, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, PoolingSpec, QueryKeyNorms,
+    ScoreActivation, dedup_eos,
 };
 use crate::error::ParseError;
 use crate::families::{AttentionBias, FamilyDefinition, WindowUse};
@@ -100,13 +100,30 @@ const BIDIRECTIONAL: &str = "use_bidirectional_attention";
 fn pooling(keys: &JsonKeys<'_>, of: &FamilyDefinition, hidden: u32) -> Result<PoolingSpec, ParseError> {
     let class = keys.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
     if !class.is_some_and(|class| class.ends_with(architecture::CLASSIFIER)) {
-        return Ok(PoolingSpec::default());
+        return Ok(PoolingSpec { prefixes: prefixes(keys)?, ..PoolingSpec::default() });
     }
     let labels = labels(keys)?;
     let n = super::length("the number of labels", labels.len() as u64)?;
     let (kind, layers) = (of.encoder.classifier)(keys, hidden, n)?;
     let scores = score_activation(keys, labels.len())?;
-    Ok(PoolingSpec { kind, layers, labels, scores })
+    Ok(PoolingSpec { kind, layers, labels, scores, ..PoolingSpec::default() })
+}
+
+/// The names are those of the files of models that were trained for it, and of vLLM's overrides.
+fn prefixes(keys: &JsonKeys<'_>) -> Result<EmbeddingPrefixes, ParseError> {
+    const LENGTHS: &str = "matryoshka_dimensions";
+    if let Some(all) = keys.get(LENGTHS).filter(|value| !value.is_null()) {
+        let lengths = all.as_array().and_then(|all| all.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>());
+        let lengths = lengths.and_then(|all| all.into_iter().map(|n| u32::try_from(n).ok()).collect());
+        return match lengths {
+            Some(lengths) => Ok(EmbeddingPrefixes::OfLengths(lengths)),
+            None => ParseError::malformed(format!("{LENGTHS} is no list of lengths")),
+        };
+    }
+    Ok(match keys.bool("is_matryoshka")? {
+        Some(true) => EmbeddingPrefixes::OfAnyLength,
+        _ => EmbeddingPrefixes::None,
+    })
 }
 
 /// How a classifier's outputs become scores. Sentence-transformers names a class of torch, in one of two places.

@@ -18,9 +18,10 @@ use proto::v1::generate_request::Input;
 use router::config::RouterLimits;
 use router::front::frontend::Frontend;
 use router::front::generation::Prompt;
-use router::front::parsed_request::{CutSide, ParsedRequest, Purpose};
+use router::front::parsed_request::{ParsedRequest, Purpose};
 use router::front::recorder::Recorder;
 use router::refusal::Refusal;
+use router::replicas::models::truncation::CutSide;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -87,6 +88,7 @@ fn build_request(
         prompts,
         n_choices: fields.n_choices()?,
         truncation: fields.truncation(CutSide::Left)?,
+        adds_special: fields.boolean("add_special_tokens")?,
         priority: fields.priority()?,
         deadline: fields.deadline()?,
         echo: options.echo,

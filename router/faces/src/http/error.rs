@@ -140,6 +140,23 @@ impl HttpError {
         json!({ "error": error })
     }
 
+    /// The same in vLLM's format: the code is the status, and the field stands at the message's end.
+    pub fn vllm_body(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::NOT_FOUND => "NotFoundError",
+            StatusCode::NOT_IMPLEMENTED => "NotImplementedError",
+            StatusCode::UNAUTHORIZED => "AuthenticationError",
+            status if status.is_client_error() => "BadRequestError",
+            _ => "InternalServerError",
+        };
+        let with_field_last = |field: &String| {
+            let message = self.message.strip_prefix(field.as_str())?.strip_prefix(": ")?;
+            Some(format!("{message} (parameter={field})"))
+        };
+        let message = self.param.as_ref().and_then(with_field_last).unwrap_or_else(|| self.message.clone());
+        json!({ "error": { "message": message, "type": kind, "param": self.param, "code": self.status.as_u16() } })
+    }
+
     /// The same on llama.cpp's pages, whose clients decide by the error's type.
     #[must_use]
     pub fn with_llama_cpp_kind(self) -> HttpError {

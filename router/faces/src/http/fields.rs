@@ -9,9 +9,10 @@ use http::StatusCode;
 use proto::v1;
 use router::board::pick::hashed;
 use router::front::parameters::{NUMBERS, Number, NumberParameter};
-use router::front::parsed_request::{CutSide, Truncation, cache_hint, deadline_after};
+use router::front::parsed_request::{cache_hint, deadline_after};
 use router::front::sampling_defaults;
 use router::refusal::Refusal;
+use router::replicas::models::truncation::{CutSide, Truncation};
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 use types::{CacheHint, CacheSalt};
@@ -364,9 +365,13 @@ pub struct StreamOptions {
 }
 
 pub fn token_ids(name: &'static str, value: Value) -> Result<Vec<u32>, Refusal> {
-    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    let id = |value: &Value| match value.as_i64().map(u32::try_from) {
+        Some(Ok(id)) => Ok(id),
+        Some(Err(_)) => Err(Refusal::invalid(name, format!("{value} is out of vocabulary"))),
+        None => Err(wrong_type(name, "token ids", value)),
+    };
     match &value {
-        Value::Array(ids) => ids.iter().map(|one| id(one).ok_or_else(|| wrong_type(name, "token ids", one))).collect(),
+        Value::Array(ids) => ids.iter().map(id).collect(),
         other => Err(wrong_type(name, "a list of token ids", other)),
     }
 }

@@ -36,6 +36,7 @@ mod orca;
 mod origin;
 mod packed;
 mod page;
+mod pooled;
 mod pooling;
 mod prediction;
 mod ranking;
@@ -52,6 +53,7 @@ pub mod thinking;
 mod timings;
 mod tokens;
 mod tools;
+mod vectors;
 mod vllm;
 
 use crate::doors::unread;
@@ -134,6 +136,7 @@ fn routes(front: Arc<Frontend>, visitors: Arc<OriginPolicy>) -> Router {
             OPENAI_OR_ANTHROPIC => pages.route_layer(from_fn(messages::rewrite_errors_for_anthropic)),
             LLAMA_CPP => pages.route_layer(from_fn(llama_cpp::rewrite_errors)),
             OLLAMA => pages.route_layer(from_fn(ollama::rewrite_errors)),
+            VLLM => pages.route_layer(from_fn(vllm::rewrite_errors)),
             _ => pages,
         });
     }
@@ -162,6 +165,7 @@ const ANTHROPIC: &str = "Anthropic";
 const OPENAI_OR_ANTHROPIC: &str = "OpenAI, Anthropic";
 const OLLAMA: &str = "Ollama";
 const LLAMA_CPP: &str = "llama.cpp";
+const VLLM: &str = "vLLM";
 
 /// Returns the table of all pages for clients. A row's API determines its layers. Operators' pages may be on a port of
 /// their own.
@@ -185,7 +189,7 @@ fn api_table(config: &Config) -> Vec<ApiRoutes> {
             keys: KeyRequirement::BearerOrBare,
             routes: llama_cpp::routes(!config.pages_off.slots),
         },
-        bearer("vLLM", vllm::routes()),
+        bearer(VLLM, vllm::routes()),
     ];
     if config.operators.is_none() {
         all.push(ApiRoutes {

@@ -1,43 +1,52 @@
 //! `/classify`, `/pooling` and Cohere's `/v2/embed`: pooled vectors and scores in the forms of vLLM and Cohere.
 
-use crate::http::completions::inputs;
-use crate::http::embeddings::{EmbeddingEncoding, check_dimensions, encoding};
+use crate::http::embeddings::{head, is_raw};
 use crate::http::error::HttpError;
 use crate::http::fields::Fields;
-use crate::http::known::Endpoint;
 use crate::http::page::{AnswerRequest, ApiRequest, record_refusal};
-use crate::http::ranking::{reply_id, usage};
+use crate::http::pooled::{pooled_request, with_prompts};
+use crate::http::ranking::reply_id;
+use crate::http::vectors::VectorForm;
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use checkpoint::PoolingSpec;
-use proto::v1;
 use proto::v1::generate_request::Input;
-use router::front::embed::Readout;
-use router::front::frontend::{Frontend, unix_seconds};
-use router::front::parsed_request::{CutSide, ParsedRequest, Truncation};
+use router::front::embed::{Readout, ReadoutKind};
+use router::front::frontend::Frontend;
+use router::front::parsed_request::ParsedRequest;
+use router::front::recorder::Recorder;
 use router::refusal::Refusal;
+use router::replicas::models::truncation::{CutSide, Truncation};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// The most likely label of each text, and the scores of all.
 pub async fn classify(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
-    let AnswerRequest { page, mut recorder, .. } = request;
-    let read = record_refusal(&mut recorder, classify_request(&front, page).map_err(HttpError::from))?;
+    classify_page(&front, request.page, request.recorder).await
+}
+
+/// Classifies for a request whose body has been read.
+pub async fn classify_page(
+    front: &Arc<Frontend>,
+    page: ApiRequest,
+    mut recorder: Recorder,
+) -> Result<Json<Value>, HttpError> {
+    let read = record_refusal(&mut recorder, classify_request(front, page).map_err(HttpError::from))?;
     let (parsed, readout, pooling) = read;
     let reply = front.pool(parsed, readout, &mut recorder).await.map_err(named)?;
-    let data: Vec<Value> = reply.embeddings.iter().enumerate().map(|(i, of)| label(&pooling, i, &of.values)).collect();
-    Ok(Json(listed("classify", data, &reply)))
+    let mut body = head("classify", &reply);
+    body["data"] = reply.embeddings.iter().enumerate().map(|(i, of)| label(&pooling, i, &of.values)).collect();
+    Ok(Json(body))
 }
 
 /// A vector or the scores of each text, as the model has them.
-pub async fn pooling(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
+pub async fn pooling(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
     let AnswerRequest { page, mut recorder, .. } = request;
     let read = record_refusal(&mut recorder, pooling_request(&front, page).map_err(HttpError::from))?;
-    let (parsed, readout, encoding) = read;
+    let (parsed, readout, form) = read;
     let reply = front.pool(parsed, readout, &mut recorder).await.map_err(named)?;
-    let values = reply.embeddings.iter().map(|of| encoding.value(&of.values)).enumerate();
-    let data = values.map(|(i, data)| json!({ "index": i, "object": "pooling", "data": data })).collect();
-    Ok(Json(listed("pool", data, &reply)))
+    Ok(form.reply(head("pooling", &reply), "data", "pooling", &reply))
 }
 
 /// Embeddings in Cohere's form.
@@ -47,8 +56,10 @@ pub async fn cohere_embed(
 ) -> Result<Json<Value>, HttpError> {
     let AnswerRequest { page, mut recorder, .. } = request;
     let read = record_refusal(&mut recorder, cohere_request(&front, page).map_err(HttpError::from))?;
-    let (parsed, texts, forms) = read;
-    let reply = front.embed(parsed, &mut recorder).await.map_err(named)?;
+    let CohereRequest { parsed, dimensions, texts, forms } = read;
+    let readout = Readout { dimensions, ..Readout::of(ReadoutKind::Embedding) };
+    let cohere_name = |refusal: Refusal| named(refusal.renamed(&[("dimensions", "output_dimension")]));
+    let reply = front.pool(parsed, readout, &mut recorder).await.map_err(cohere_name)?;
     let n_tokens = reply.usage.unwrap_or_default().prompt_tokens;
     let by_form = |form: &CohereForm| {
         let all = reply.embeddings.iter().map(|of| form.value(&of.values)).collect::<Result<Vec<_>, _>>()?;
@@ -59,24 +70,13 @@ pub async fn cohere_embed(
         "id": reply_id("embd"),
         "embeddings": embeddings,
         "texts": texts,
-        "meta": { "api_version": { "version": "2" }, "billed_units": { "input_tokens": n_tokens } },
+        "meta": { "api_version": { "version": "2" }, "billed_units": { "input_tokens": n_tokens, "image_tokens": 0 } },
         "response_type": "embeddings_by_type",
     })))
 }
 
 fn named(refusal: Refusal) -> HttpError {
-    HttpError::of(refusal.renamed(&[("text", "input"), ("token_ids", "input")]))
-}
-
-fn listed(kind: &str, data: Vec<Value>, reply: &v1::EmbedReply) -> Value {
-    json!({
-        "id": reply_id(kind),
-        "object": "list",
-        "created": unix_seconds(),
-        "model": reply.model,
-        "data": data,
-        "usage": usage(reply.usage.unwrap_or_default().prompt_tokens),
-    })
+    HttpError::of(refusal.renamed(&[("text", "input"), ("token_ids", "input"), ("chat", "messages")]))
 }
 
 fn label(pooling: &PoolingSpec, index: usize, scores: &[f32]) -> Value {
@@ -87,44 +87,36 @@ fn label(pooling: &PoolingSpec, index: usize, scores: &[f32]) -> Value {
 
 fn classify_request(front: &Frontend, page: ApiRequest) -> Result<(ParsedRequest, Readout, PoolingSpec), Refusal> {
     let ApiRequest { mut fields, tenant, body, .. } = page;
-    let is_raw = fields.boolean("use_activation")? == Some(false);
-    let parsed = ParsedRequest { tenant, body, ..common(&mut fields)? };
+    let is_raw = is_raw(&mut fields)?;
+    let parsed = ParsedRequest { tenant, body, ..pooled_request(&mut fields)? };
     let pooling = front.text(&parsed.model)?.spec.pooling.clone();
-    // What has no classifier is refused with the readout of scores.
-    let readout = if is_raw && pooling.is_classifier() { Readout::Raw } else { Readout::Scores };
-    Ok((parsed, readout, pooling))
+    Ok((parsed, Readout { is_raw, ..Readout::of(ReadoutKind::Scores) }, pooling))
 }
 
-fn pooling_request(front: &Frontend, page: ApiRequest) -> Result<(ParsedRequest, Readout, EmbeddingEncoding), Refusal> {
+fn pooling_request(front: &Frontend, page: ApiRequest) -> Result<(ParsedRequest, Readout, VectorForm), Refusal> {
     let ApiRequest { mut fields, tenant, body, .. } = page;
-    let is_raw = fields.boolean("use_activation")? == Some(false);
-    let (encoding, task, dimensions) = (encoding(&mut fields)?, fields.string("task")?, fields.unsigned("dimensions")?);
-    let parsed = ParsedRequest { tenant, body, ..common(&mut fields)? };
-    let text = front.text(&parsed.model)?;
-    if let Some(dimensions) = dimensions {
-        check_dimensions(dimensions, text.embedding_length())?;
-    }
-    let readout = match (task.as_deref(), text.spec.pooling.is_classifier()) {
-        (Some("embed"), _) | (None, false) => Readout::Embedding,
-        (Some("classify"), _) | (None, true) => Readout::Scores,
-        (Some(_), _) => return Err(Refusal::invalid("task", "must be embed or classify")),
-    };
-    Ok((parsed, if is_raw { Readout::Raw } else { readout }, encoding))
+    let (form, is_raw) = (VectorForm::parse(&mut fields)?, is_raw(&mut fields)?);
+    let (task, dimensions) = (fields.string("task")?, fields.unsigned("dimensions")?);
+    let parsed = ParsedRequest { tenant, body, ..pooled_request(&mut fields)? };
+    let kind = task_kind(task.as_deref(), front.text(&parsed.model)?.spec.pooling.is_classifier())?;
+    Ok((parsed, Readout { kind, is_raw, dimensions }, form))
 }
 
-/// The fields that `/classify` and `/pooling` share.
-fn common(fields: &mut Fields) -> Result<ParsedRequest, Refusal> {
-    fields.check(Endpoint::Embeddings)?;
-    let input = fields.take("input").ok_or_else(|| Refusal::invalid("input", "is missing"))?;
-    Ok(ParsedRequest {
-        model: fields.string("model")?.unwrap_or_default(),
-        prompts: inputs("input", input)?,
-        truncation: fields.truncation(CutSide::Right)?,
-        priority: fields.priority()?,
-        deadline: fields.deadline()?,
-        cache_salt: fields.cache_salt()?,
-        ..ParsedRequest::default()
-    })
+/// Returns what a task reads. Its names are vLLM's, and so are the refusals: its clients compare them.
+fn task_kind(task: Option<&str>, is_classifier: bool) -> Result<ReadoutKind, Refusal> {
+    let (own, by_token) = if is_classifier { ("classify", "token_classify") } else { ("embed", "token_embed") };
+    let why = match task {
+        None if is_classifier => return Ok(ReadoutKind::Scores),
+        None => return Ok(ReadoutKind::Embedding),
+        Some("classify") if is_classifier => return Ok(ReadoutKind::Scores),
+        Some("embed") if !is_classifier => return Ok(ReadoutKind::Embedding),
+        Some("plugin") => "No IOProcessor plugin installed.".to_owned(),
+        Some(other) if other == by_token => {
+            format!("Try switching the model's pooling_task via another server: this one has only {own:?}.")
+        }
+        Some(other) => format!("Unsupported task: '{other}' Supported tasks: ('{own}',)"),
+    };
+    Err(Refusal::invalid("task", why))
 }
 
 /// The forms in which Cohere writes an embedding.
@@ -160,7 +152,7 @@ impl CohereForm {
     fn value(self, values: &[f32]) -> Result<Value, Refusal> {
         let offset = match self {
             CohereForm::Float => return Ok(values.into()),
-            CohereForm::Base64 => return Ok(EmbeddingEncoding::Base64.value(values)),
+            CohereForm::Base64 => return Ok(VectorForm::BASE64.value(values)),
             CohereForm::Binary => -128,
             CohereForm::UnsignedBinary => 0,
         };
@@ -173,10 +165,14 @@ impl CohereForm {
     }
 }
 
-fn cohere_request(
-    front: &Frontend,
-    page: ApiRequest,
-) -> Result<(ParsedRequest, Vec<String>, Vec<CohereForm>), Refusal> {
+struct CohereRequest {
+    parsed: ParsedRequest,
+    dimensions: Option<u32>,
+    texts: Vec<String>,
+    forms: Vec<CohereForm>,
+}
+
+fn cohere_request(front: &Frontend, page: ApiRequest) -> Result<CohereRequest, Refusal> {
     let ApiRequest { mut fields, tenant, body, .. } = page;
     fields.refuse(&["images"])?;
     let model = fields.string("model")?.unwrap_or_default();
@@ -184,9 +180,7 @@ fn cohere_request(
     if texts.is_empty() {
         return Err(Refusal::invalid("texts", "must have at least one text"));
     }
-    if let Some(dimensions) = fields.unsigned("output_dimension")? {
-        check_dimensions(dimensions, front.text(&model)?.embedding_length())?;
-    }
+    let dimensions = fields.unsigned("output_dimension")?;
     let forms = fields.strings("embedding_types")?;
     let forms = match forms.is_empty() {
         true => vec![CohereForm::Float],
@@ -200,8 +194,13 @@ fn cohere_request(
         Some("NONE") => None,
         Some(_) => return Err(Refusal::invalid("truncate", "must be NONE, START or END")),
     };
-    let (prompts, priority) = (texts.iter().cloned().map(Input::Text).collect(), fields.priority()?);
-    Ok((ParsedRequest { model, prompts, truncation, priority, tenant, body, ..ParsedRequest::default() }, texts, forms))
+    let (mut prompts, priority) = (texts.iter().cloned().map(Input::Text).collect::<Vec<_>>(), fields.priority()?);
+    if let Some(input_type) = fields.string("input_type")? {
+        let text = front.text(&model)?;
+        with_prompts(&text, Some(&input_type), &mut prompts)?;
+    }
+    let parsed = ParsedRequest { model, prompts, truncation, priority, tenant, body, ..ParsedRequest::default() };
+    Ok(CohereRequest { parsed, dimensions, texts, forms })
 }
 
 /// Reads `inputs`, each with content of texts.

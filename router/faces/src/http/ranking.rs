@@ -8,29 +8,48 @@ use crate::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use axum::Json;
 use axum::extract::State;
 use router::front::frontend::{Frontend, unix_seconds};
-use router::front::parsed_request::{CutSide, ParsedRequest};
+use router::front::parsed_request::ParsedRequest;
 use router::front::rank::{PairScores, TextPairs, score_pairs};
+use router::front::recorder::Recorder;
 use router::front::sampling::random_seed;
 use router::refusal::Refusal;
+use router::replicas::models::truncation::CutSide;
 use serde_json::{Value, json};
 use std::cmp::Ordering;
 use std::sync::Arc;
 
 /// The documents by how well they fit a question, the best first.
 pub async fn rerank(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
-    let AnswerRequest { page, mut recorder, .. } = request;
+    rerank_page(&front, request.page, request.recorder).await
+}
+
+/// Ranks for a request whose body has been read.
+pub async fn rerank_page(
+    front: &Arc<Frontend>,
+    page: ApiRequest,
+    mut recorder: Recorder,
+) -> Result<Json<Value>, HttpError> {
     let (parsed, requested) = record_refusal(&mut recorder, rerank_request(page).map_err(HttpError::from))?;
     let documents = requested.documents.clone();
-    let pairs = TextPairs::of(vec![requested.query.clone()], requested.documents.clone());
-    let scored = score_pairs(&front, parsed, pairs, requested.is_raw, &mut recorder).await.map_err(named)?;
+    let texts = (vec![requested.query.clone()], requested.documents.clone());
+    let pairs = TextPairs { tokens_max: requested.tokens_max, ..TextPairs::of(texts.0, texts.1) };
+    let scored = score_pairs(front, parsed, pairs, requested.is_raw, &mut recorder).await.map_err(named)?;
     Ok(Json(requested.reply(&documents, &scored)))
 }
 
 /// A score for each pair of texts.
 pub async fn score(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
-    let AnswerRequest { page, mut recorder, .. } = request;
+    score_page(&front, request.page, request.recorder).await
+}
+
+/// Scores for a request whose body has been read.
+pub async fn score_page(
+    front: &Arc<Frontend>,
+    page: ApiRequest,
+    mut recorder: Recorder,
+) -> Result<Json<Value>, HttpError> {
     let (parsed, pairs, is_raw) = record_refusal(&mut recorder, score_request(page).map_err(HttpError::from))?;
-    let scored = score_pairs(&front, parsed, pairs, is_raw, &mut recorder).await.map_err(named)?;
+    let scored = score_pairs(front, parsed, pairs, is_raw, &mut recorder).await.map_err(named)?;
     let scores = scored.scores.iter().enumerate();
     let data: Vec<Value> = scores.map(|(i, score)| json!({ "index": i, "object": "score", "score": score })).collect();
     Ok(Json(json!({
@@ -49,7 +68,7 @@ pub fn reply_id(kind: &str) -> String {
 }
 
 pub fn usage(n_tokens: u32) -> Value {
-    json!({ "prompt_tokens": n_tokens, "total_tokens": n_tokens })
+    json!({ "prompt_tokens": n_tokens, "total_tokens": n_tokens, "completion_tokens": 0 })
 }
 
 /// These endpoints have other names for prompts.
@@ -66,6 +85,8 @@ struct RerankFields {
     /// A plain list, as text-embeddings-inference writes it.
     is_list: bool,
     is_raw: bool,
+    /// The most tokens of the query and of a document that count. Zero: all.
+    tokens_max: [u32; 2],
 }
 
 impl RerankFields {
@@ -117,9 +138,9 @@ fn rerank_request(page: ApiRequest) -> Result<(ParsedRequest, RerankFields), Ref
         true => fields.boolean("return_text")?.unwrap_or(false),
         false => fields.boolean("return_documents")?.unwrap_or(true),
     };
-    let is_raw = is_raw(&mut fields)?;
+    let (is_raw, tokens_max) = (is_raw(&mut fields)?, tokens_max(&mut fields)?);
     let parsed = ParsedRequest { tenant, body, ..common(&mut fields)? };
-    Ok((parsed, RerankFields { query, documents, top_n, has_documents, is_list, is_raw }))
+    Ok((parsed, RerankFields { query, documents, top_n, has_documents, is_list, is_raw, tokens_max }))
 }
 
 fn score_request(page: ApiRequest) -> Result<(ParsedRequest, TextPairs, bool), Refusal> {
@@ -135,9 +156,9 @@ fn score_request(page: ApiRequest) -> Result<(ParsedRequest, TextPairs, bool), R
     if firsts.len() > 1 && firsts.len() != seconds.len() {
         return Err(Refusal::invalid(second, "Input lengths must be either 1:1, 1:N or N:N"));
     }
-    let is_raw = is_raw(&mut fields)?;
+    let (is_raw, tokens_max) = (is_raw(&mut fields)?, tokens_max(&mut fields)?);
     let parsed = ParsedRequest { tenant, body, ..common(&mut fields)? };
-    Ok((parsed, TextPairs::of(firsts, seconds), is_raw))
+    Ok((parsed, TextPairs { tokens_max, ..TextPairs::of(firsts, seconds) }, is_raw))
 }
 
 /// The fields that these endpoints share.
@@ -150,6 +171,15 @@ fn common(fields: &mut Fields) -> Result<ParsedRequest, Refusal> {
         cache_salt: fields.cache_salt()?,
         ..ParsedRequest::default()
     })
+}
+
+/// Reads the most tokens of the first text and of the second one of a pair. Zero: all.
+fn tokens_max(fields: &mut Fields) -> Result<[u32; 2], Refusal> {
+    let mut limit = |name: &'static str| match fields.integer(name)?.map_or(Ok(0), u32::try_from) {
+        Ok(n) => Ok(n),
+        Err(_) => Err(Refusal::invalid(name, format!("{name} must be a non-negative integer"))),
+    };
+    Ok([limit("max_tokens_per_query")?, limit("max_tokens_per_doc")?])
 }
 
 /// Whether scores are a classifier's outputs, without an activation.

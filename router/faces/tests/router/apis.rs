@@ -2,6 +2,7 @@
 
 use crate::client::{post, post_until, read_until};
 use crate::grpc::client;
+use crate::http::merge;
 use crate::{House, config, run};
 use proto::v1;
 use serde_json::{Value, json};
@@ -172,6 +173,43 @@ fn a_stop_string_may_be_shown() {
 }
 
 #[test]
+fn embeddings_may_be_raw_or_bytes_or_of_a_chat() {
+    run(async {
+        let house = House::open(config()).await;
+        let values =
+            async |body: Value| post(house.http, EMBEDDINGS, &body).await.json()["data"][0]["embedding"].take();
+        // The fake replica returns the prompt's length and its first token.
+        assert_eq!(values(json!({ "input": "\u{4}abc", "use_activation": false })).await, json!([4.0, 4.0]));
+        let cut = json!({ "input": "\u{4}abc", "use_activation": false, "truncate_prompt_tokens": 2 });
+        assert_eq!(values(cut).await, json!([2.0, 4.0]));
+        let half_sized = json!({ "input": "\u{4}abc", "encoding_format": "base64", "embed_dtype": "float16" });
+        assert_eq!(values(half_sized).await, "qDmoOQ==");
+        let bare = json!({ "input": "\u{4}abc", "use_activation": false, "add_special_tokens": false });
+        assert_eq!(values(bare).await, json!([4.0, 4.0]));
+        let messages = json!([{ "role": "user", "content": "Hi" }]);
+        let length = async |extra: Value| {
+            let body = merge(json!({ "messages": messages, "use_activation": false }), extra);
+            values(body).await[0].as_f64().unwrap()
+        };
+        let plain = length(json!({})).await;
+        assert!(length(json!({ "add_generation_prompt": true })).await > plain);
+        let as_input = json!({ "input": messages, "use_activation": false });
+        assert_eq!(values(as_input).await[0].as_f64().unwrap(), plain);
+
+        // These numbers are text in this form, as the client of these tests expects.
+        let inputs = json!({ "input": ["\u{2}a", "\u{2}b"], "use_activation": false });
+        let bytes = merge(inputs, json!({ "encoding_format": "bytes", "endianness": "big" }));
+        let reply = post(house.http, EMBEDDINGS, &bytes).await;
+        let described: Value = serde_json::from_str(&reply.headers["metadata"]).unwrap();
+        let second = &described["data"][1];
+        assert_eq!((&second["start"], &second["end"], &second["shape"]), (&json!(8), &json!(16), &json!([2])));
+        let only = merge(bytes, json!({ "encoding_format": "bytes_only" }));
+        assert!(!post(house.http, EMBEDDINGS, &only).await.headers.contains_key("metadata"));
+        house.close().await;
+    });
+}
+
+#[test]
 fn embeddings_have_length_one() {
     run(async {
         let mut config = config();
@@ -181,7 +219,7 @@ fn embeddings_have_length_one() {
         let half = std::f32::consts::FRAC_1_SQRT_2;
         let one = json!({ "object": "embedding", "index": 0, "embedding": [half, half] });
         assert_eq!((&reply["data"], &reply["model"]), (&json!([one]), &json!("toy")));
-        assert_eq!(reply["usage"], json!({ "prompt_tokens": 4, "total_tokens": 4 }));
+        assert_eq!(reply["usage"], json!({ "prompt_tokens": 4, "total_tokens": 4, "completion_tokens": 0 }));
         // There are more inputs than run at once; the answers keep their order.
         let many = json!({ "input": [[3, 1, 1, 1], [0, 5, 5], [4, 4], [9], [1, 2, 3]] });
         let reply = post(house.http, EMBEDDINGS, &many).await.json();
@@ -202,6 +240,11 @@ fn embeddings_have_length_one() {
             (json!({ "input": [999] }), "input"),
             (json!({ "input": "a", "dimensions": 1 }), "dimensions"),
             (json!({ "input": "a", "encoding_format": "int8" }), "encoding_format"),
+            (json!({ "input": "a", "embed_dtype": "int8" }), "embed_dtype"),
+            (json!({ "input": "a", "endianness": "middle" }), "endianness"),
+            (json!({ "input": "a", "input_type": "song" }), "input_type"),
+            (json!({ "messages": [{ "role": "wizard", "content": "x" }] }), "messages[0].role"),
+            (json!({ "input": "abc", "truncate_prompt_tokens": 9999999 }), "truncate_prompt_tokens"),
         ] {
             let reply = post(house.http, EMBEDDINGS, &body).await;
             assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)), "{body}");

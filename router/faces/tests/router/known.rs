@@ -37,6 +37,7 @@ fn base(endpoint: Endpoint, name: &str) -> Option<(&'static str, Value)> {
         Endpoint::Responses => ("/v1/responses", json!({ "model": "toy", "input": "Hi" })),
         Endpoint::Messages => ("/v1/messages", json!({ "messages": messages, "max_tokens": 9 })),
         Endpoint::CountTokens => ("/v1/messages/count_tokens", json!({ "messages": messages })),
+        Endpoint::Embeddings if of_talk => ("/v1/embeddings", json!({ "messages": messages })),
         Endpoint::Embeddings => ("/v1/embeddings", json!({ "input": "Hi" })),
         Endpoint::Rank if name == "texts" => ("/v1/rerank", json!({ "query": "Hi" })),
         Endpoint::Rank if name == "return_text" => ("/v1/rerank", json!({ "query": "Hi", "texts": ["a"] })),
@@ -101,7 +102,12 @@ async fn store_response(http: SocketAddr) -> Value {
 }
 
 async fn check(http: SocketAddr, known: &'static KnownField, on: Endpoint) {
-    let names = |refusal: Option<String>| refusal.is_some_and(|text| text.starts_with(reported_name(on, known.name)));
+    let name = reported_name(on, known.name);
+    let is_named = |text: &str| match on {
+        Endpoint::Rank => text.ends_with(&format!("(parameter={name})")),
+        _ => text.starts_with(name),
+    };
+    let names = |refusal: Option<String>| refusal.is_some_and(|text| is_named(&text));
     let meant: Value = match known.name {
         "previous_response_id" => store_response(http).await,
         "conversation" => post(http, "/v1/conversations", &json!({})).await.json()["id"].take(),

@@ -46,6 +46,8 @@ fn invocations_page_answers_by_its_fields() {
         assert_eq!(answer(json!({ "messages": hi() })).await["object"], "chat.completion");
         assert_eq!(answer(json!({ "prompt": "Hi" })).await["object"], "text_completion");
         assert_eq!(answer(json!({ "input": "Hi" })).await["object"], "list");
+        assert_eq!(answer(json!({ "query": "Hi", "documents": ["a"] })).await["results"][0]["index"], 0);
+        assert_eq!(answer(json!({ "text_1": "Hi", "text_2": "a" })).await["data"][0]["object"], "score");
         assert_eq!(answer(json!({})).await["error"]["param"], "prompt");
         house.close().await;
     });

@@ -4,17 +4,27 @@ use crate::refusal::Refusal;
 use crate::replicas::models::conversation::{self, ParsedChat};
 use crate::replicas::models::prompted_tools;
 use crate::replicas::models::talk::{AnswerParseContext, markers, may_open_thought};
+use crate::replicas::models::truncation::PromptCut;
 use checkpoint::{ChatTemplate, Checkpoint, Conversation, ModelSpec, SamplingDefaults, TokenTable, Tokenizer};
 use dialect::{Dialect, UnknownDialect};
 use grammar::Vocabulary;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use types::{Token, Tokens};
 
 /// The form of calls for templates that know no tools.
 const PROMPTED_CALLS: &str = "generic";
+/// Cohere's names for the uses of texts, and other names of the same use.
+const COHERE_USES: [(&str, &[&str]); 5] = [
+    ("search_query", &["query", "Retrieval-query"]),
+    ("search_document", &["document", "passage", "Retrieval-document"]),
+    ("classification", &["Classification"]),
+    ("clustering", &["Clustering"]),
+    ("image", &[]),
+];
 /// The variables of templates that switch the model's thinking.
 pub const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 /// A variable of templates, and the field that sets it.
@@ -39,6 +49,8 @@ pub struct ModelText {
     pub variables: Map<String, Value>,
     /// A hash of the bytes of all tokens, made for the first request that has a grammar.
     pub tokens_hash: Arc<OnceLock<[u8; 32]>>,
+    /// The beginnings of texts that are embedded, by their uses.
+    pub prompts: Arc<BTreeMap<String, String>>,
     /// The template of a model without one, made for its first chat.
     pub fallback: Arc<OnceLock<ChatTemplate>>,
 }
@@ -49,6 +61,27 @@ pub(crate) struct EncodedInput {
     pub talk: Option<AnswerParseContext>,
     /// Where the second text of a pair begins; 0: it is one text.
     pub second_text: u32,
+    /// Whether it was too long, and lost tokens.
+    pub is_cut: bool,
+}
+
+/// How an input becomes tokens.
+#[derive(Clone, Copy)]
+pub struct EncodeSettings {
+    /// Whether the tokens that the model expects around a text are added. None: to plain text; a template writes its
+    /// special tokens itself.
+    pub adds_special: Option<bool>,
+    /// The time for a template that reads it, in Unix seconds: the same at every router to which a stream is moved.
+    pub now: u64,
+    /// None: an input of any length stays whole.
+    pub cut: Option<PromptCut>,
+}
+
+impl EncodeSettings {
+    /// Returns the settings for a whole prompt.
+    pub fn at(now: u64) -> EncodeSettings {
+        EncodeSettings { adds_special: None, now, cut: None }
+    }
 }
 
 /// The characters `start..end` of a text that each of its tokens stands for.
@@ -66,6 +99,7 @@ impl ModelText {
             trusts_templates: false,
             variables: Map::new(),
             tokens_hash: Arc::default(),
+            prompts: Arc::new(checkpoint.prompts()?),
             fallback: Arc::default(),
         };
         Ok(match checkpoint.chat_template()? {
@@ -92,6 +126,24 @@ impl ModelText {
         self.spec.pooling.n_outputs(self.spec.hidden)
     }
 
+    /// Returns what stands before a text for this use. Cohere's names of uses are also known where the model has none
+    /// or another name.
+    pub fn prompt_for(&self, use_name: &str) -> Result<&str, Refusal> {
+        let aliases = COHERE_USES.iter().find(|(name, _)| *name == use_name).map(|(_, aliases)| *aliases);
+        let names = [use_name].into_iter().chain(aliases.into_iter().flatten().copied());
+        let own = names.into_iter().find_map(|name| self.prompts.get(name));
+        match own {
+            Some(prompt) => Ok(prompt),
+            None if aliases.is_some() => Ok(""),
+            None => {
+                let known: Vec<&str> = self.prompts.keys().map(String::as_str).collect();
+                let all = COHERE_USES.iter().map(|(name, _)| *name).chain(known).collect::<Vec<_>>().join(", ");
+                let why = format!("Unsupported input_type '{use_name}'. Supported values: {all}");
+                Err(Refusal::invalid("input_type", why))
+            }
+        }
+    }
+
     /// Refuses an answer of tokens where the model draws none.
     pub(crate) fn check_generates(&self) -> Result<(), Refusal> {
         let what = match self.spec.pooling.is_classifier() {
@@ -116,56 +168,84 @@ impl ModelText {
         self.tokens_hash.get().copied()
     }
 
-    /// Returns an input's tokens. `add_special` is for plain text; a template writes its special tokens itself. `now`
-    /// is the time for a template that reads it, in Unix seconds.
-    pub(crate) fn encode(&self, input: Input, add_special: bool, now: u64) -> Result<EncodedInput, Refusal> {
-        Ok(self.encode_input(input, add_special, now)?.0)
+    /// Returns an input's tokens.
+    pub(crate) fn encode(&self, input: Input, settings: EncodeSettings) -> Result<EncodedInput, Refusal> {
+        Ok(self.encode_input(input, settings, false)?.0)
     }
 
     /// Encodes as `encode` does, and also returns the span of each token in the text. Token ids in a request have none.
     pub(crate) fn encode_with_places(
         &self,
         input: Input,
-        now: u64,
+        settings: EncodeSettings,
     ) -> Result<(EncodedInput, Option<TokenSpans>), Refusal> {
-        let (encoded, text) = self.encode_input(input, true, now)?;
-        let places = text.map(|text| self.tokenizer.char_spans(&text, &encoded.ids));
-        Ok((encoded, places))
+        self.encode_input(input, settings, true)
     }
 
     fn encode_input(
         &self,
         input: Input,
-        add_special: bool,
-        now: u64,
-    ) -> Result<(EncodedInput, Option<String>), Refusal> {
+        settings: EncodeSettings,
+        needs_places: bool,
+    ) -> Result<(EncodedInput, Option<TokenSpans>), Refusal> {
+        let encoded = |ids, is_cut| EncodedInput { ids, talk: None, second_text: 0, is_cut };
         let (field, text, talk) = match input {
             Input::TokenIds(ids) => {
-                return Ok((EncodedInput { ids: self.checked(ids.ids)?, talk: None, second_text: 0 }, None));
+                let mut ids = self.checked(ids.ids)?;
+                let is_cut = cut_tokens(&mut ids, settings.cut, [0, 0]);
+                return Ok((encoded(ids, is_cut), None));
             }
-            Input::Pair(pair) => return self.encode_pair(&pair).map(|encoded| (encoded, None)),
+            Input::Pair(pair) => return self.encode_pair(&pair, settings.cut).map(|encoded| (encoded, None)),
             Input::Text(text) => ("text", text, None),
             Input::Chat(chat) => {
-                let (text, talk) = self.render(chat, now)?;
+                let (text, talk) = self.render(chat, settings.now)?;
                 ("chat", text, Some(talk))
             }
         };
-        let tokens = self.tokenizer.encode(&text, add_special && talk.is_none());
-        let ids = tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))?;
+        let tokens = |adds_special| {
+            let tokens = self.tokenizer.encode(&text, adds_special);
+            tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))
+        };
+        let adds_special = settings.adds_special.unwrap_or(talk.is_none());
+        let mut ids = tokens(adds_special)?;
         if ids.is_empty() {
             return Err(Refusal::invalid(field, "the prompt is empty"));
         }
         // A tokenizer may know more tokens than the model has rows for.
         self.check_ids(field, &ids)?;
-        Ok((EncodedInput { ids, talk, second_text: 0 }, Some(text)))
+        let mut places = needs_places.then(|| self.tokenizer.char_spans(&text, &ids));
+        let is_long = settings.cut.is_some_and(|cut| ids.len() > cut.n_max);
+        let frame = if is_long && adds_special { frame(&ids, &tokens(false)?) } else { [0, 0] };
+        let is_cut = cut_tokens(&mut ids, settings.cut, frame);
+        if let Some(places) = &mut places {
+            cut_tokens(places, settings.cut, frame);
+        }
+        Ok((EncodedInput { talk, ..encoded(ids, is_cut) }, places))
     }
 
-    fn encode_pair(&self, pair: &v1::TextPair) -> Result<EncodedInput, Refusal> {
-        let encoded = self.tokenizer.encode_pair(&pair.first, &pair.second);
-        let (ids, second_text) =
-            encoded.map_err(|error| Refusal::invalid("pair", format!("cannot be tokenized: {error}")))?;
+    fn encode_pair(&self, pair: &v1::TextPair, cut: Option<PromptCut>) -> Result<EncodedInput, Refusal> {
+        let tokens = |text: &str, n_max: u32| -> Result<Tokens, Refusal> {
+            let tokens = self.tokenizer.encode(text, false);
+            let mut tokens =
+                tokens.map_err(|error| Refusal::invalid("pair", format!("cannot be tokenized: {error}")))?;
+            tokens.truncate(if n_max > 0 { n_max as usize } else { tokens.len() });
+            Ok(tokens)
+        };
+        let mut first = tokens(&pair.first, pair.first_tokens_max)?;
+        let mut second = tokens(&pair.second, pair.second_tokens_max)?;
+        let frame = self.tokenizer.pair_frame();
+        let lengths = [first.len(), second.len()];
+        let mut is_cut = false;
+        if let Some(cut) = cut {
+            let shares = PromptCut::shares(lengths, cut.n_max.saturating_sub(frame.n_tokens()));
+            is_cut = shares != lengths;
+            for (ids, n_max) in [&mut first, &mut second].into_iter().zip(shares) {
+                cut_tokens(ids, Some(PromptCut { n_max, side: cut.side }), [0, 0]);
+            }
+        }
+        let (ids, second_text) = frame.around(&first, &second);
         self.check_ids("pair", &ids)?;
-        Ok(EncodedInput { ids, talk: None, second_text })
+        Ok(EncodedInput { ids, talk: None, second_text, is_cut })
     }
 
     fn checked(&self, ids: Vec<Token>) -> Result<Tokens, Refusal> {
@@ -248,6 +328,21 @@ impl ModelText {
         let template = self.template.as_ref().map_or_else(|| ChatTemplate::new(source, None, None), like);
         template.map_err(|error| Refusal::invalid("chat_template", error.to_string()))
     }
+}
+
+/// Cuts a list with an element for each token, and returns true if it was too long.
+fn cut_tokens<T>(all: &mut Vec<T>, cut: Option<PromptCut>, frame: [usize; 2]) -> bool {
+    let dropped = cut.map_or(0..0, |cut| cut.dropped(all.len(), frame));
+    let is_cut = !dropped.is_empty();
+    drop(all.drain(dropped));
+    is_cut
+}
+
+/// Returns how many tokens stand before and after those of the text itself.
+fn frame(ids: &[Token], of_text: &[Token]) -> [usize; 2] {
+    let n_around = ids.len().saturating_sub(of_text.len());
+    let before = (0..=n_around).find(|n| ids[*n..].starts_with(of_text)).unwrap_or(0);
+    [before, n_around - before]
 }
 
 fn dialect_of(template: &ChatTemplate) -> Dialect {

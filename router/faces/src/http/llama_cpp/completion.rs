@@ -16,8 +16,9 @@ use proto::v1;
 use proto::v1::generate_request::Input;
 use router::front::frontend::Frontend;
 use router::front::parameters::SAMPLERS;
-use router::front::parsed_request::{CutSide, ParsedRequest, Purpose};
+use router::front::parsed_request::{ParsedRequest, Purpose};
 use router::refusal::Refusal;
+use router::replicas::models::truncation::CutSide;
 use serde_json::Value;
 use std::sync::Arc;
 

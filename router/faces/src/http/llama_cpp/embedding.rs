@@ -7,6 +7,7 @@ use crate::http::known::Endpoint;
 use crate::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use axum::Json;
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use router::front::frontend::Frontend;
 use router::front::parsed_request::ParsedRequest;
 use router::front::recorder::Recorder;
@@ -18,10 +19,10 @@ pub async fn embedding(State(front): State<Arc<Frontend>>, request: AnswerReques
     answer_embedding(&front, request.page, request.recorder).await
 }
 
-pub async fn either(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
+pub async fn either(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
     let AnswerRequest { page, recorder, .. } = request;
     match page.fields.has("content") {
-        true => answer_embedding(&front, page, recorder).await,
+        true => answer_embedding(&front, page, recorder).await.map(IntoResponse::into_response),
         false => embeddings::answer(&front, page, recorder).await,
     }
 }

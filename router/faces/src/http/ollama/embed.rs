@@ -1,6 +1,5 @@
 //! `/api/embed`, and `/api/embeddings`, its older form for one text.
 
-use crate::http::embeddings::check_dimensions;
 use crate::http::error::HttpError;
 use crate::http::fields::{Fields, wrong_type};
 use crate::http::known::Endpoint;
@@ -12,6 +11,7 @@ use axum::Json;
 use axum::extract::State;
 use proto::v1;
 use proto::v1::generate_request::Input;
+use router::front::embed::{Readout, ReadoutKind};
 use router::front::frontend::{Frontend, unix_seconds};
 use router::front::parsed_request::ParsedRequest;
 use router::front::recorder::Recorder;
@@ -49,10 +49,6 @@ async fn embed_field(
     let named = |refusal: Refusal| HttpError::of(refusal.renamed(&[("text", field), ("token_ids", field)]));
     let embed_fields = record_refusal(&mut recorder, parse_fields(&mut page.fields, field).map_err(named))?;
     let model = served_name(front, embed_fields.model);
-    if let Some(dimensions) = embed_fields.dimensions {
-        let checked = front.text(&model).and_then(|text| check_dimensions(dimensions, text.embedding_length()));
-        record_refusal(&mut recorder, checked.map_err(named))?;
-    }
     let prompts = if embed_fields.is_cut {
         truncate_texts(front, &model, embed_fields.texts).await
     } else {
@@ -60,7 +56,8 @@ async fn embed_field(
     };
     let prompts = record_refusal(&mut recorder, prompts.map_err(named))?;
     let parsed = ParsedRequest { model, prompts, tenant: page.tenant, ..ParsedRequest::default() };
-    front.embed(parsed, &mut recorder).await.map_err(named)
+    let readout = Readout { dimensions: embed_fields.dimensions, ..Readout::of(ReadoutKind::Embedding) };
+    front.pool(parsed, readout, &mut recorder).await.map_err(named)
 }
 
 struct EmbedFields {

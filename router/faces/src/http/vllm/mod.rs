@@ -6,12 +6,13 @@ mod generate;
 pub mod params;
 mod render;
 
-use crate::http::error::HttpError;
+use crate::http::error::{HttpError, with_error_body};
 use crate::http::page::AnswerRequest;
 use crate::http::table::{Route, get, post};
 use crate::http::{chat, completions, decisions, embeddings, pooling, ranking, tokens};
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Request, State};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use router::front::frontend::Frontend;
 use serde_json::{Value, json};
@@ -35,21 +36,40 @@ pub fn routes() -> Vec<Route> {
         post("/pooling", "a vector or the scores of each text", pooling::pooling),
         post("/v2/embed", "a vector for each text, in Cohere's form", pooling::cohere_embed),
         post("/v1/systemone", "the probabilities of answers to named questions about a state", decisions::systemone),
-        post("/invocations", "a chat, a text or embeddings, by the request's fields", invocations),
+        post("/invocations", "a chat, a text, vectors or scores, by the request's fields", invocations),
         get("/tokenizer_info", "the tokenizer's special tokens and template", tokens::tokenizer_info),
         get("/version", "this server's release", version),
         get("/load", "the number of running requests", load),
     ]
 }
 
+/// Rewrites the refusals of the pages that only vLLM has in its format.
+pub async fn rewrite_errors(request: Request, next: Next) -> Response {
+    with_error_body(next.run(request).await, HttpError::vllm_body)
+}
+
 /// SageMaker's one page for all requests.
 async fn invocations(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
     let AnswerRequest { page, recorder, .. } = request;
-    if page.fields.has("messages") {
-        return chat::answer_page(front, page, recorder, false).await;
+    let (has, front_ref) = (|name| page.fields.has(name), &front);
+    let pairs = [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")];
+    if has("query") && (has("documents") || has("texts")) {
+        return ranking::rerank_page(front_ref, page, recorder).await.map(IntoResponse::into_response);
     }
-    if page.fields.has("input") {
-        return embeddings::answer(&front, page, recorder).await.map(IntoResponse::into_response);
+    if pairs.into_iter().any(|(first, second)| has(first) && has(second)) {
+        return ranking::score_page(front_ref, page, recorder).await.map(IntoResponse::into_response);
+    }
+    let (is_chat, is_pooled) = (has("messages"), has("input"));
+    let name = page.fields.get("model").and_then(Value::as_str).unwrap_or_default();
+    let spec = front.text(name).ok().map(|text| text.spec.clone());
+    if spec.as_ref().is_some_and(|spec| spec.pooling.is_classifier()) {
+        return pooling::classify_page(front_ref, page, recorder).await.map(IntoResponse::into_response);
+    }
+    if is_pooled || (is_chat && spec.is_some_and(|spec| spec.encoder.is_some())) {
+        return embeddings::answer(front_ref, page, recorder).await;
+    }
+    if is_chat {
+        return chat::answer_page(front, page, recorder, false).await;
     }
     completions::answer_page(front, page, recorder).await
 }

@@ -16,11 +16,13 @@ use axum::extract::{Request, State};
 use proto::v1;
 use proto::v1::generate_request::Input;
 use router::front::frontend::{Frontend, unix_seconds};
-use router::front::parsed_request::{CutSide, ParsedRequest, Purpose};
+use router::front::parsed_request::{ParsedRequest, Purpose};
 use router::front::prepared::room;
 use router::front::text_work::RenderedPrompt;
 use router::refusal::Refusal;
 use router::replicas::models::table::VersionSelector;
+use router::replicas::models::text::EncodeSettings;
+use router::replicas::models::truncation::CutSide;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use types::{Goal, TenantId};
@@ -104,6 +106,7 @@ fn build_request(fields: &mut Fields, prompts: Vec<Input>, sampling: v1::Samplin
         prompts,
         n_choices: fields.n_choices()?,
         truncation: fields.truncation(CutSide::Left)?,
+        adds_special: fields.boolean("add_special_tokens")?,
         priority: fields.priority()?,
         purpose: Purpose::Generate(Box::new(sampling)),
         ..ParsedRequest::default()
@@ -122,7 +125,7 @@ async fn single_body(
 /// Returns one body for each prompt.
 async fn bodies(front: &Frontend, repeated: RepeatedFields, parsed: ParsedRequest) -> Result<Vec<Value>, HttpError> {
     let _visit = front.visit(repeated.tenant)?;
-    let ParsedRequest { model, prompts, n_choices, priority, purpose, truncation, .. } = parsed;
+    let ParsedRequest { model, prompts, n_choices, priority, purpose, truncation, adds_special, .. } = parsed;
     let sampling = match purpose {
         Purpose::Generate(sampling) => *sampling,
         Purpose::Pool | Purpose::Read(_) => v1::Sampling::default(),
@@ -133,17 +136,15 @@ async fn bodies(front: &Frontend, repeated: RepeatedFields, parsed: ParsedReques
     }
     let text = front.text(&model)?;
     let context = front.model(&model, VersionSelector::Weight).map_or(text.spec.context, |model| model.replica.context);
-    let (now, room) = (unix_seconds(), room(context, &Goal::Generate));
+    let room = room(context, &Goal::Generate);
+    let cut = truncation.map(|truncation| truncation.within(room)).transpose()?;
+    let settings = EncodeSettings { adds_special, now: unix_seconds(), cut };
     let mut bodies = Vec::with_capacity(n_prompts);
     for (i, input) in prompts.into_iter().enumerate() {
         let requested_structure = sampling.structure.clone();
         let rendered =
-            front.texts.render_request(&text, input, requested_structure, repeated.needs_offsets, now).await?;
-        let RenderedPrompt { mut ids, mut places, structure } = rendered;
-        if let Some(truncation) = truncation {
-            truncation.cut(&mut ids, room)?;
-            places.iter_mut().try_for_each(|places| truncation.cut(places, room).map(drop))?;
-        }
+            front.texts.render_request(&text, input, requested_structure, repeated.needs_offsets, settings).await?;
+        let RenderedPrompt { ids, places, structure } = rendered;
         let params = params::value(&v1::Sampling { structure, ..sampling.clone() }, n_choices);
         let id = if n_prompts == 1 { repeated.id.clone() } else { format!("{}-{i}", repeated.id) };
         bodies.push(json!({
