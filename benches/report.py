@@ -43,6 +43,7 @@ MEASURES = {
     "links.md": ("worker/collective", "wire"),
     "overload.md": ("router",),
     "peer_tests.md": ("router/faces",),
+    "peer_tests_pooling.md": ("router/faces",),
     "ready.md": ("src", "worker/src/load"),
     "router.md": ("router",),
     "scheduler.md": ("coordinator/scheduler",),
