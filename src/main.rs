@@ -43,7 +43,7 @@ fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Router(router) => router.run(matches),
         Command::Token => token(),
         Command::Pull(pull) => models::pull(&pull),
-        Command::Models(models) => models::list(&models, &operate::fit),
+        Command::Models(models) => models::list(&models, &serve::fit::fit),
         Command::Show(show) => models::show(&show),
         Command::Rm(remove) => models::remove(&remove),
         Command::Quantize(quantize) => models::write_quantized(&quantize),

@@ -51,6 +51,9 @@ pub struct Config {
     pub metrics: Render,
     /// The tokenizer files for gateways that tokenize themselves. None if there are none.
     pub text_files: Option<ReadTextFiles>,
+    /// Lists the models on this machine and those that it could fetch, for operators. None if this machine's disk and
+    /// memory say nothing about the replicas.
+    pub machine_models: Option<ListMachineModels>,
     /// The protocol versions that are sent to coordinators and compared with theirs: this build's own.
     pub speaks: proto::ProtocolRange,
     /// Whether a request that came now would be served. The caller may watch it.
@@ -67,6 +70,9 @@ pub struct DisabledPages {
 
 /// Reads the model's tokenizer files when a gateway first requests them.
 pub type ReadTextFiles = Arc<dyn Fn() -> checkpoint::Result<checkpoint::TextBundle> + Send + Sync>;
+
+/// Lists models when a page requests them, which reads their files. Returns JSON, or why it is not possible.
+pub type ListMachineModels = Arc<dyn Fn() -> Result<serde_json::Value, String> + Send + Sync>;
 
 /// Renders a page when it is requested.
 pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
@@ -250,6 +256,7 @@ impl Default for Config {
             tags: Vec::new(),
             metrics: Arc::new(String::new),
             text_files: None,
+            machine_models: None,
             speaks: proto::ProtocolRange::default(),
             readiness: watch::Sender::default(),
         }

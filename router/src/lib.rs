@@ -16,7 +16,7 @@ pub mod refusal;
 pub mod replicas;
 
 pub use board::pick::PickPolicy;
-pub use config::{Config, DisabledPages, ReadTextFiles, Render, RouterLimits, Timeouts};
+pub use config::{Config, DisabledPages, ListMachineModels, ReadTextFiles, Render, RouterLimits, Timeouts};
 pub use front::resume::ResumeKey;
 pub use front::stored::StoreLimits;
 pub use limits::keys::ApiKeys;

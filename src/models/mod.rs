@@ -49,11 +49,14 @@ pub struct ModelsCommand {
     #[arg(long)]
     pub fit: bool,
     /// Context length that --fit makes room for, at most the model's
-    #[arg(long, value_name = "N", default_value_t = 8192, requires = "fit")]
+    #[arg(long, value_name = "N", default_value_t = CONTEXT_TO_FIT, requires = "fit")]
     pub context: u32,
     #[command(flatten)]
     pub hub: HubSettings,
 }
+
+/// The context that a model must have room for, to fit.
+const CONTEXT_TO_FIT: u32 = 8192;
 
 /// Returns the model's files, and fetches them first if they are not here.
 pub fn locate_or_fetch(model: &str, hub: &HubSettings) -> anyhow::Result<LocatedModel> {
@@ -143,10 +146,19 @@ fn origin_name(origin: ModelOrigin) -> &'static str {
     }
 }
 
+/// Lists the models on this machine, and those of the catalogue with whether each fits.
+pub fn machine(hub: &HubSettings, fits: Fits<'_>) -> anyhow::Result<Value> {
+    Ok(page(&rows(hub, false)?, Some(&fitting::fit_catalogue(CONTEXT_TO_FIT, fits)?)))
+}
+
+fn rows(hub: &HubSettings, verify: bool) -> anyhow::Result<Vec<ModelRow>> {
+    let here = catalogue::list(&sources(hub)?).into_iter();
+    Ok(here.map(|listed| ModelRow::of(listed, verify)).collect())
+}
+
 /// Prints the models on this machine and those of the catalogue.
 pub fn list(models: &ModelsCommand, fits: Fits<'_>) -> anyhow::Result<()> {
-    let here = catalogue::list(&sources(&models.hub)?).into_iter();
-    let rows: Vec<ModelRow> = here.map(|listed| ModelRow::of(listed, models.verify)).collect();
+    let rows = rows(&models.hub, models.verify)?;
     let fitting = models.fit.then(|| fitting::fit_catalogue(models.context, fits)).transpose()?;
     match models.json {
         true => out::print_line(&format!("{:#}", page(&rows, fitting.as_deref()))),

@@ -61,7 +61,7 @@ impl RouterCommand {
             let membership = follow_coordinators(&role, given).await?;
             let resume_key = resume_key(role.trust.token()?.as_ref());
             let behind = ServedReplicas { membership, resume_key, others };
-            route(role.parts(), &checkpoint, metrics, behind, listeners, shutdown)?.await
+            route(role.parts(), &checkpoint, metrics.into(), behind, listeners, shutdown)?.await
         })
     }
 }
@@ -174,6 +174,20 @@ pub fn check_clients(parts: RouterParts<'_>) -> anyhow::Result<()> {
     text::check_template(parts.router)
 }
 
+/// What a router's pages show beside its own state.
+#[derive(Clone)]
+pub struct PageSources {
+    pub metrics: router::Render,
+    /// None if the replicas may be on other machines.
+    pub machine_models: Option<router::ListMachineModels>,
+}
+
+impl From<router::Render> for PageSources {
+    fn from(metrics: router::Render) -> PageSources {
+        PageSources { metrics, machine_models: None }
+    }
+}
+
 /// The replicas that a router serves, and the models besides its first one.
 pub struct ServedReplicas {
     pub membership: Membership,
@@ -194,7 +208,7 @@ impl ServedReplicas {
 pub fn route(
     parts: RouterParts<'_>,
     checkpoint: &Checkpoint,
-    metrics: router::Render,
+    pages: PageSources,
     behind: ServedReplicas,
     listeners: Listeners,
     shutdown: CancellationToken,
@@ -211,7 +225,9 @@ pub fn route(
     let text_files = Some(text_files);
     let routes = others.routes.clone();
     let readiness = listeners.readiness;
-    let config = router::Config { resume_key, text_files, routes, readiness, ..config(parts, n_replicas, metrics)? };
+    let PageSources { metrics, machine_models } = pages;
+    let config = config(parts, n_replicas, metrics)?;
+    let config = router::Config { resume_key, text_files, machine_models, routes, readiness, ..config };
     let mut texts = router::ModelTexts::from(text::first_model_text(checkpoint, &parts.model.model, parts.router)?);
     for (name, checkpoint) in &others.models {
         texts = texts.and(name.clone(), text::other_model_text(checkpoint).with_context(|| format!("--text {name}"))?);

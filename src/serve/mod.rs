@@ -3,6 +3,7 @@
 
 mod children;
 mod control;
+pub mod fit;
 mod parts;
 pub mod plan;
 pub mod private;
@@ -13,9 +14,9 @@ use crate::models;
 use crate::roles::coordinator::{ClaimedReplica, coordinate};
 use crate::roles::drafts;
 use crate::roles::process::{hash_salt, micros_since_1970, start_telemetry, stop_on_signals};
-use crate::roles::router::{Listeners, ServedReplicas, check_clients, route};
+use crate::roles::router::{Listeners, PageSources, ServedReplicas, check_clients, route};
 use crate::roles::worker::warn_if_crowded;
-use crate::settings::hub;
+use crate::settings::hub::{self, HubSettings};
 use crate::settings::{ConfigSource, FolderChoice, ServeSettings, WorkerSettings, config_text};
 use anyhow::Context;
 use checkpoint::Checkpoint;
@@ -24,6 +25,7 @@ use clap::{ArgMatches, Args};
 use cluster::MemoryStore;
 use parts::{RoleTask, run_all};
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use telemetry::Collector;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -60,9 +62,15 @@ impl ServeCommand {
             listeners.print_addresses(settings.router())?;
             let shutdown = CancellationToken::new();
             tokio::spawn(stop_on_signals(shutdown.clone()));
-            serve(&settings, &checkpoint, metrics, listeners, controls, shutdown).await
+            let pages = PageSources { machine_models: Some(machine_models(self.source.hub.clone())), metrics };
+            serve(&settings, &checkpoint, pages, listeners, controls, shutdown).await
         })
     }
+}
+
+/// Returns a function that lists the models on this machine, and whether those of the catalogue fit into its memory.
+fn machine_models(hub: HubSettings) -> router::ListMachineModels {
+    Arc::new(move || models::machine(&hub, &fit::fit).map_err(|error| format!("{error:#}")))
 }
 
 /// Resolves the settings and finds the model, or prints the settings if a flag requests that.
@@ -127,7 +135,7 @@ pub fn open_placeable(settings: &ServeSettings, located: &LocatedModel) -> anyho
 pub async fn serve(
     settings: &ServeSettings,
     checkpoint: &Checkpoint,
-    metrics: router::Render,
+    pages: PageSources,
     listeners: Listeners,
     controls: Vec<TcpListener>,
     shutdown: CancellationToken,
@@ -147,7 +155,7 @@ pub async fn serve(
         coordinators.push(coordinator);
     }
     let behind = ServedReplicas::of_channels(coordinators)?;
-    let router = route(settings.router(), checkpoint, metrics, behind, listeners, shutdown.clone())?;
+    let router = route(settings.router(), checkpoint, pages, behind, listeners, shutdown.clone())?;
     let end = CancellationToken::new();
     let replicas = RoleTask::start("the replica", end.clone(), run_replicas(groups, end));
     run_all(vec![RoleTask::start("the router", shutdown, router), replicas]).await

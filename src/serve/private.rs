@@ -74,7 +74,7 @@ impl PrivateServer {
             let at = PrivateAddresses { http: listeners.http.local_addr()?, grpc: listeners.grpc.local_addr()? };
             let shutdown = CancellationToken::new();
             let mut served =
-                pin!(serve(settings, checkpoint, metrics.clone(), listeners, Vec::new(), shutdown.clone()));
+                pin!(serve(settings, checkpoint, metrics.clone().into(), listeners, Vec::new(), shutdown.clone()));
             let result = tokio::select! {
                 reply = client(at) => reply,
                 served = &mut served => return served.and(Err(anyhow!("the roles ended before the answer"))),

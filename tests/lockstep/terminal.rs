@@ -115,7 +115,7 @@ fn answers(chat: &mut Chat) {
     let long = "words ".repeat(400);
     chat.enter_line("/set max_tokens none", ">>>");
     let seen = chat.enter_line(&long, "/clear forgets the conversation");
-    assert!(flat(&seen).contains("no room is left for an answer"), "{seen}");
+    assert!(flat(&seen).contains("too many for a context"), "{seen}");
     chat.enter_line("/clear", ">>>");
     chat.enter_line("/set quiet", ">>>");
     chat.enter_line("/set max_tokens 3", ">>>");

@@ -78,15 +78,26 @@ class PageTest(unittest.TestCase):
 
 
 def store_settings(tab, **settings):
-    """Writes the values under "Model and sampling" to this browser's storage, as a user's last settings."""
+    """Writes values of the settings to this browser's storage, as a user's last ones."""
     tab.run("localStorage.setItem('lockstep chat settings', JSON.stringify(values))", values=settings)
 
 
 def send(tab, text):
-    tab.until("document.querySelector('.compose button[type=submit]:enabled')", 20, "the chat is ready")
+    tab.until(READY, 20, "the chat is ready")
     tab.write("textarea[name=text]", text)
     tab.press("Enter")
 
 
+def reload(tab):
+    tab.run("window.isOld = true; location.reload()")
+    tab.until(f"!window.isOld && {READY}", 20, "the chat is ready again")
+
+
+def act(tab, name, on=".turn.assistant:last-child"):
+    """Presses a button below a message."""
+    tab.click(f"{on} button[aria-label='{name}']")
+
+
+READY = "document.querySelector('select[name=model]')?.value && !document.querySelector('button[aria-label=Stop]')"
 LAST = "document.querySelector('.turn.assistant:last-child')"
 OVER = f"{LAST} && {LAST}.getAttribute('aria-busy') === 'false'"

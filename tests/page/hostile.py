@@ -1,4 +1,5 @@
-"""A server of the page's files with answers that are as hostile as possible: any text that a model could generate.
+"""A server of the page's files with answers of its own: any text that a model could generate, as hostile as possible,
+and calls and thoughts that a small model would not write.
 
 Files come from the real server, so its content security policy applies.
 """
@@ -35,9 +36,21 @@ ANSWERS = {
     "lists": LISTS,
     "lines": LINES,
     "table": TABLE,
+    "thought": "An answer.",
+    "rich": "For $a^2$ and $\\unknown{x}$:\n\n$$x = \\frac{-b \\pm \\sqrt{b}}{2a}$$\n\n"
+    "\\(\\sum_{i=1}^n \\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}\\)\n\n- [x] done\n- [ ] open\n\n"
+    "| a | b |\n|--:|:-:|\n| 1 | 2 |\n\n```rust\n// a comment\nlet a = if b { \"text\" };\n```\n",
     "megabyte": "word and word, " * 70_000,
     "markdown": "# Head\n\nA **bold** and `code`.\n\n```python\nprint('<b>')\n```\n\n- one\n- two\n\n"
     "| a | b |\n|---|---|\n| 1 | 2 |\n",
+}
+CALLS = [{"index": 0, "id": "call-1", "function": {"name": "weather", "arguments": '{"city": '}},
+         {"index": 0, "function": {"arguments": '"Paris"}'}},
+         {"index": 1, "id": "call-2", "function": {"name": "<b>clock</b>", "arguments": "{}"}}]
+# The other parts of a delta, before the text of an answer.
+BEFORE = {
+    "calls": [{"tool_calls": [call]} for call in CALLS],
+    "thought": [{"reasoning_content": "First, <i>think</i>."}],
 }
 
 
@@ -71,8 +84,11 @@ class Hostile:
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                if self.path == "/api/show":
+                    return self.json({"capabilities": ["completion", "tools", "thinking"], "details": {}})
                 hostile.requests.append(body)
-                text = ANSWERS.get(body["messages"][-1]["content"], "?")
+                last = body["messages"][-1]
+                text = "" if last["content"] == "calls" else ANSWERS.get(last["content"], f"{last['role']}?")
                 self.send_response(200)
                 for name, value in (
                     ("content-type", "text/event-stream"),
@@ -81,6 +97,8 @@ class Hostile:
                 ):
                     self.send_header(name, value)
                 self.end_headers()
+                for delta in BEFORE.get(last["content"], []):
+                    self.event({"id": "x", "choices": [{"index": 0, "delta": delta, "token_ids": [2]}]})
                 step = max(7, len(text) // 200)
                 for at in range(0, len(text), step):
                     delta = {

@@ -3,7 +3,7 @@
 import re
 import unittest
 
-from common import LAST, OVER, PageTest, send, store_settings
+from common import LAST, OVER, READY, PageTest, act, reload, send, store_settings
 
 PROMPT = "Write a long story about a lighthouse, a storm and a ship."
 STORED = """
@@ -25,9 +25,7 @@ class Chats(PageTest):
     def chat(self, **settings):
         tab = self.tab("/")
         store_settings(tab, model="smollm2", **settings)
-        tab.open(self.server.url + "/#chat")
-        tab.run("location.reload()")
-        tab.until("document.querySelector('select[name=model]')?.options.length > 0", 20, "the models are listed")
+        reload(tab)
         return tab
 
     def api_choice(self, turn):
@@ -46,11 +44,16 @@ class Chats(PageTest):
         shown = tab.run(f"return {LAST}.querySelector('.content').innerText")
         words = re.compile(r"[A-Za-z]{2,}")
         self.assertEqual(words.findall(shown), words.findall(turn["text"]))
-        tab.click(".turn.assistant button", "Repeat and compare")
+        act(tab, "Verify")
         tab.until(
-            f"{LAST}.innerText.includes('Equal, bit for bit: {len(turn['ids'])} of')", 60, "the second answer is equal"
+            f"{LAST}.innerText.includes('Verified: all {len(turn['ids'])} tokens')", 60, "the second answer is equal"
         )
-        tab.click(".turn.assistant button", "Tokens")
+        usage = turn["usage"]
+        stats = tab.text(".turn.assistant:last-child .stats")
+        used = f"{usage['total_tokens']} of 1024 context"
+        for part in (f"{len(turn['ids'])} tokens", "tokens/s", "first token", used):
+            self.assertIn(part, stats)
+        act(tab, "Probabilities")
         tab.until(f"{LAST}.querySelectorAll('.token').length === {len(turn['tokens'])}", 10, "its tokens are shown")
         tab.run(f"{LAST}.querySelector('.token').focus()")
         tab.press("ArrowRight")
@@ -70,36 +73,48 @@ class Chats(PageTest):
         choice = self.api_choice(turn)
         self.assertEqual((turn["text"], turn["ids"]), (choice["message"]["content"], choice["token_ids"]))
 
-    def test_stop_edit_branch_and_seeds(self):
+    def test_stop_continue_edit_and_branch(self):
         tab = self.chat(temperature=1, max_tokens=300, logprobs=False)
         send(tab, PROMPT)
         tab.until(f"{LAST}?.querySelector('.content').innerText.length > 20", 60, "the answer has begun")
-        tab.click(".compose button", "Stop")
-        tab.until(f"{OVER} && {LAST}.innerText.includes('stopped')", 10, "the answer stops")
+        tab.click(".compose button[aria-label=Stop]")
+        tab.until(f"{OVER} && {LAST}.innerText.includes('Stopped')", 10, "the answer stops")
         first = tab.run(STORED)
-        tab.click(".turn.assistant button", "Again, same seed")
+        act(tab, "Continue")
         tab.until(f"!({OVER})", 20, "a new answer begins")
-        tab.until(f"{LAST}.querySelector('.content').innerText.length > 40", 60, "the new answer has text")
-        tab.click(".compose button", "Stop")
+        tab.until(
+            f"{LAST}.querySelector('.content').innerText.length > {len(first['text'])} + 20", 60, "it has more text"
+        )
+        tab.click(".compose button[aria-label=Stop]")
         tab.until(OVER, 10, "the new answer stops")
         second = tab.run(STORED)
-        n = min(len(first["ids"]), len(second["ids"]))
-        self.assertTrue(n > 0 and first["ids"][:n] == second["ids"][:n], "the same seed gives the same tokens")
+        self.assertTrue(second["text"].startswith(first["text"]), "the answer goes on behind the first text")
+        act(tab, "Verify")
+        tab.until(f"{LAST}.innerText.includes('Verified: all {len(second['ids'])} tokens')", 60, "it is verified")
         self.assertIn("2 of 2", tab.text(".turn.assistant"))
         tab.click("button[aria-label='Previous version']")
-        tab.until(f"{LAST}.innerText.includes('1 of 2')", 10, "the previous branch")
-        tab.click(".turn.user button", "Edit")
+        tab.until(f"{LAST}.innerText.includes('1 of 2')", 10, "the previous version")
+        act(tab, "Regenerate")
+        tab.until(f"!({OVER})", 20, "another answer begins")
+        tab.click(".compose button[aria-label=Stop]")
+        tab.until(f"{OVER} && {LAST}.innerText.includes('3 of 3')", 10, "it is a third version")
+        act(tab, "Edit", ".turn.user")
         tab.run("document.querySelector('.turn.user textarea').value = 'Say hello.'")
-        tab.click(".turn.user button", "Send edited message")
+        tab.click(".turn.user .extra button", "Send")
         tab.until(f"document.querySelector('.turn.user').innerText.includes('Say hello.')", 10, "the edited turn")
         tab.until(OVER, 90, "its answer")
         self.assertIn("2 of 2", tab.text(".turn.user"))
+        act(tab, "Branch into a new conversation")
+        tab.until("document.querySelectorAll('.chats .name').length === 2", 20, "a second conversation")
+        self.assertEqual(tab.run("return document.querySelectorAll('.turn').length"), 2)
+        act(tab, "Delete from here", ".turn.user")
+        tab.until("document.querySelector('.welcome')", 10, "the conversation is empty")
 
     def test_answers_continue_while_another_conversation_is_shown(self):
         tab = self.chat(temperature=1, seed=12, max_tokens=200, logprobs=False)
         send(tab, PROMPT)
         tab.until(f"{LAST}?.querySelector('.content').innerText.length > 20", 60, "the answer has begun")
-        tab.click(".chats button", "New conversation")
+        tab.click("button.new", "New conversation")
         tab.until("!document.querySelector('.turn')", 10, "the new conversation is empty")
         send(tab, "Say hello.")
         tab.click("nav a", "Requests")
@@ -137,21 +152,27 @@ class Chats(PageTest):
         tab = self.chat(max_tokens=4, logprobs=False)
         tab.run("""
             window.states = new Set();
-            const states = () => [...document.querySelectorAll(".turn .warn")].map((node) => node.textContent);
+            const states = () => [...document.querySelectorAll(".turn .state")].map((node) => node.textContent);
             const look = () => states().forEach((state) => window.states.add(state));
             const all = {subtree: true, childList: true, characterData: true};
             new MutationObserver(look).observe(document.body, all);""")
         send(tab, "one two three four five six seven eight " * 90)
         tab.until(OVER, 120, "the answer is over")
         states = tab.run("return [...window.states]")
-        self.assertTrue(any(re.match(r"reading the prompt: \d+ of \d+ tokens", state) for state in states), states)
+        self.assertTrue(any(re.match(r"Reading the prompt: \d+ of \d+ tokens", state) for state in states), states)
 
     def test_on_a_phone_the_chat_comes_first(self):
         tab = self.tab("/#chat", width=390, height=800)
-        tab.until("document.querySelector('.chats details')", 20, "the chat is shown")
-        self.assertFalse(tab.run("return document.querySelector('.chats details').open"))
-        top = tab.run("return document.querySelector('textarea[name=text]').getBoundingClientRect().bottom")
-        self.assertLess(top, 800, "the message box is on the first screen")
+        tab.until(READY, 20, "the chat is shown")
+        visible = "getComputedStyle(document.getElementById('side')).visibility === 'visible'"
+        self.assertFalse(tab.run(f"return {visible}"), "the navigation is closed")
+        bottom = tab.run("return document.querySelector('textarea[name=text]').getBoundingClientRect().bottom")
+        self.assertLess(bottom, 800, "the message box is on the first screen")
+        tab.click("button.drawer")
+        tab.until(visible, 10, "the navigation opens")
+        self.check_accessibility(tab, "the drawer")
+        tab.click("nav a", "Requests")
+        tab.until(f"!({visible}) && document.querySelector('h1')?.textContent === 'Requests'", 10, "it closes")
 
     def test_two_hundred_messages(self):
         tab = self.chat(max_tokens=4)
@@ -172,11 +193,10 @@ class Chats(PageTest):
     def test_pictures(self):
         def ready(tab):
             store_settings(tab, model="smollm2", temperature=0, max_tokens=40, logprobs=True)
-            tab.run("location.reload()")
-            tab.until("document.querySelector('select[name=model]')?.options.length > 0", 20, "the models are listed")
+            reload(tab)
             send(tab, "Name three colours.")
             tab.until(OVER, 60, "the answer is over")
-            tab.click(".turn.assistant button", "Tokens")
+            act(tab, "Probabilities")
             tab.run("document.querySelector('.token:nth-child(4)').focus()")
 
         self.pictures("/#chat", "chat", ready)

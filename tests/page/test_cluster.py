@@ -70,11 +70,11 @@ class Clusters(PageTest):
         print(f"a killed worker is shown after {took:.2f} s")
         self.assertLess(took, 1.0)
         loss = tab.text(".losses")
-        self.assertRegex(loss, rf"Rank 1 was lost .* pid {pid} on .*, gone")
+        self.assertRegex(loss, rf"Rank 1 was lost: pid {pid} on .*, gone")
         tab.until(
             "document.querySelector('.losses').innerText.includes('replaced it')", 60, "its successor is shown"
         )
-        self.assertRegex(tab.text(".losses"), r"the replica paused .*, \d+ positions were computed again")
+        self.assertRegex(tab.text(".losses"), r"The replica paused .*, \d+ positions were computed again")
         for thread in threads:
             thread.join()
         self.assertEqual(answers[0]["token_ids"], expected, "the same tokens")
@@ -89,9 +89,13 @@ class Clusters(PageTest):
         self.assertEqual(sum(timeline["tokens"]["counts"]), len(expected))
         times = [event["at_ms"] for event in timeline["events"]]
         self.assertEqual(times, sorted(times))
-        drawn = "document.querySelectorAll('.timeline .span')"
-        spans = tab.run(f"return [...{drawn}].map((of) => of.classList[1] ?? 'waits')")
-        self.assertEqual(spans[-4:], ["answered", "waits", "again", "answered"], "the timeline's spans")
+        spans = tab.run("""
+            const {spans, withRepeats} = await import("/page/waterfall.js");
+            return spans(timeline, withRepeats(timeline.events)).map(({kind}) => kind);""", timeline=timeline)
+        self.assertEqual(spans[-4:], ["answered", "paused", "again", "answered"], "the timeline's spans")
+        lanes = tab.run("return [...document.querySelectorAll('.lane > span:first-child')].map((of) => of.textContent)")
+        self.assertIn("Paused", lanes)
+        self.assertIn("Computed again", lanes)
         tab.run("document.querySelector('article').scrollIntoView()")
         tab.screenshot(PICTURES / "timeline-lost.png")
 
@@ -144,14 +148,14 @@ class Clusters(PageTest):
 
     def test_the_keyboard_reaches_every_view(self):
         tab = self.tab("/#cluster")
-        tab.until("document.querySelectorAll('nav a').length === 4", 20, "four views")
+        tab.until("document.querySelectorAll('nav a').length === 5", 20, "five views")
         tab.press("Tab")
         self.assertEqual(tab.run("return document.activeElement.className"), "skip")
         names = []
-        for _ in range(4):
+        for _ in range(5):
             tab.press("Tab")
             names.append(tab.run("return document.activeElement.textContent"))
-        self.assertEqual(names, ["Chat", "Cluster", "Requests", "Load"])
+        self.assertEqual(names, ["Chat", "Models", "Cluster", "Requests", "Load"])
         tab.press("Enter")
         tab.until("document.querySelector('h1')?.textContent === 'Load'", 10, "Enter opens the view")
 

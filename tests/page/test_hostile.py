@@ -2,7 +2,7 @@
 
 import time
 
-from common import LAST, OVER, PICTURES, PageTest, send
+from common import LAST, OVER, PICTURES, READY, PageTest, act, send
 from hostile import ANSWERS, Hostile
 
 
@@ -15,11 +15,12 @@ class HostileAnswers(PageTest):
 
     def shown(self, kind):
         tab = self.tab("/#chat", url=self.bad.url)
-        tab.until("document.querySelector('select[name=model]')?.options.length > 0", 20, "the models are listed")
+        tab.until(READY, 20, "the models are listed")
         send(tab, kind)
         tab.until(OVER, 60, f"{kind} is over")
         harmed = tab.run(
-            "const bad = ['script', 'iframe', 'img', 'base', 'style', 'svg'].map((name) => `main ${name}`).join();"
+            "const names = ['script', 'iframe', 'img', 'base', 'style', 'svg:not(.icon)'];"
+            "const bad = names.map((name) => `main ${name}`).join();"
             "return [window.harmed ?? null, document.querySelectorAll(bad).length]"
         )
         self.assertEqual(harmed, [None, 0], kind)
@@ -29,7 +30,7 @@ class HostileAnswers(PageTest):
         tab = self.shown("html")
         text = tab.run(f"return {LAST}.querySelector('.content').textContent")
         self.assertEqual(text, ANSWERS["html"])
-        tab.click(".turn.assistant button", "Tokens")
+        act(tab, "Probabilities")
         tab.run("document.querySelector('.token').focus()")
         self.assertIn("<script>", tab.text(".alternatives"))
         self.assertEqual(tab.run("return window.harmed ?? null"), None)
@@ -63,8 +64,12 @@ class HostileAnswers(PageTest):
         slowest = tab.run("""
             const {finalLength, markdown} = await import("/page/markdown.js");
             let slowest = [0, ""];
-            for (const start of ["", "|", "x ", "# ", "- ", "> ", "```", "[", "a|b\\n"]) {
-              const delimiters = [..."*_`~[]()| >#!<&", "| ", " |", "> ", "- ", "\\n", "\\\\", "**a", "](", "~~"];
+            const starts = ["", "|", "x ", "# ", "- ", "> ", "```", "```js\\n", "[", "a|b\\n", "$", "$$", "\\\\("];
+            for (const start of starts) {
+              const delimiters = [
+                ..."*_`~[]()| >#!<&", "| ", " |", "> ", "- ", "\\n", "\\\\", "**a", "](", "~~", "$", "$x",
+                "$ a", "\\\\(", "\\\\[x", "\\\\frac", "{", "^",
+              ];
               for (const delimiter of delimiters) {
                 const text = start + delimiter.repeat(100000);
                 const began = performance.now();
@@ -86,7 +91,7 @@ class HostileAnswers(PageTest):
             self.assertLess(n_nodes, 60_000, kind)
             # The page still responds at once.
             began = time.monotonic()
-            tab.click(".turn.assistant button", "Tokens")
+            act(tab, "Probabilities")
             tab.until("document.querySelector('.tokens')", 10, "tokens")
             print(
                 f"{kind}: shown after {took:.1f} s, {n_nodes} nodes, a click after {time.monotonic() - began:.2f} s"
@@ -102,3 +107,59 @@ class HostileAnswers(PageTest):
         )
         self.assertEqual(of, [1, 1, 2, 1, 1, 2, 1, 2])
         self.check_accessibility(tab, "markdown")
+
+    def test_code_formulas_tasks_and_alignment_are_drawn(self):
+        tab = self.shown("rich")
+        of = tab.run(
+            f"const n = (name) => {LAST}.querySelectorAll('.content ' + name).length;"
+            "return ['math', 'math[display=block] mfrac', 'msqrt', 'munderover, msubsup', 'mtable', 'li.task',"
+            " '.t-key', '.t-str', '.t-com', 'td.to-end', 'td.to-center'].map(n)"
+        )
+        self.assertEqual(of, [3, 1, 1, 1, 1, 2, 2, 1, 1, 1, 1])
+        self.assertIn("\\unknown{x}", tab.text(".turn.assistant:last-child"), "other commands stay text")
+        self.check_accessibility(tab, "rich markup")
+
+    def test_calls_are_cards_that_take_results(self):
+        tab = self.shown("calls")
+        names = "return [...document.querySelectorAll('.call h2')].map((of) => of.textContent)"
+        self.assertEqual(tab.run(names), ["weather", "<b>clock</b>"])
+        self.assertIn('"city": "Paris"', tab.text(".call pre"))
+        self.check_accessibility(tab, "calls")
+        for at, text in enumerate(("sunny", "noon")):
+            tab.run("document.querySelectorAll('.call textarea')[at].value = text", at=at, text=text)
+        tab.click(".calls button.main")
+        tab.until(f"{OVER} && {LAST}.innerText.includes('tool?')", 20, "the answer behind the results")
+        sent = self.bad.requests[-1]["messages"]
+        self.assertEqual([message["role"] for message in sent], ["user", "assistant", "tool", "tool"])
+        self.assertEqual([call["id"] for call in sent[1]["tool_calls"]], ["call-1", "call-2"])
+        self.assertEqual(
+            [(message["tool_call_id"], message["content"]) for message in sent[2:]],
+            [("call-1", "sunny"), ("call-2", "noon")],
+        )
+
+    def test_thoughts_can_be_closed_and_switched_off(self):
+        tab = self.shown("thought")
+        self.assertFalse(tab.run(f"return {LAST}.querySelector('.thought').open"), "a thought is closed at first")
+        tab.click(".thought summary")
+        thought = "[...document.querySelectorAll('.thought')].at(-1).innerText"
+        tab.until(f"{thought}.includes('First, <i>think</i>.')", 10, "it opens")
+        tab.click("button.chip", "Think")
+        send(tab, "html")
+        tab.until(f"{OVER} && document.querySelectorAll('.turn').length === 4", 20, "another answer")
+        self.assertIs(self.bad.requests[-1]["chat_template_kwargs"]["enable_thinking"], False)
+
+    def test_tools_and_a_schema_are_sent(self):
+        tab = self.tab("/#chat", url=self.bad.url)
+        tab.until(READY, 20, "the models are listed")
+        tab.click("button[aria-label=Settings]")
+        tab.write("textarea[name=tools]", '{"name": "weather"')
+        self.assertIn("Not used", tab.text("#about-tools"))
+        tab.write("textarea[name=tools]", "}")
+        tab.write("textarea[name=schema]", '{"type": "object"}')
+        tab.run("document.querySelector('.settings').dispatchEvent(new Event('change'))")
+        self.check_accessibility(tab, "the settings")
+        send(tab, "html")
+        tab.until(OVER, 20, "the answer is over")
+        sent = self.bad.requests[-1]
+        self.assertEqual(sent["tools"], [{"type": "function", "function": {"name": "weather"}}])
+        self.assertEqual(sent["response_format"]["json_schema"]["schema"], {"type": "object"})

@@ -12,6 +12,7 @@ const TRIES_MAX = 30;
  */
 export async function stream(turn, body, onChange, signal) {
   let tries = 0;
+  turn.times ??= {sent: Date.now()};
   while (!turn.over) {
     const lastBefore = turn.last;
     try {
@@ -75,20 +76,31 @@ function applyEvent(turn, event, onChange) {
   for (const choice of chunk.choices ?? []) {
     turn.text += choice.delta?.content ?? "";
     turn.thought += choice.delta?.reasoning_content ?? choice.delta?.reasoning ?? "";
-    for (const call of choice.delta?.tool_calls ?? []) turn.calls += `${call.function?.name ?? ""}${call.function?.arguments ?? ""}`;
+    for (const part of choice.delta?.tool_calls ?? []) addCall(turn.calls, part);
     turn.ids.push(...(choice.token_ids ?? []));
     turn.tokens.push(...(choice.logprobs?.content ?? []));
     if (choice.finish_reason) turn.reason = choice.finish_reason;
     if (choice.certificate) turn.certificate = choice.certificate;
   }
   if (chunk.usage) turn.usage = chunk.usage;
+  if (chunk.timings) turn.timings = chunk.timings;
+  if (turn.ids.length) {
+    turn.times.first ??= Date.now();
+    turn.times.last = Date.now();
+  }
   // `last` moves only here: after an earlier break the resumed stream repeats this event.
   if (event.id) turn.last = event.id;
   onChange();
 }
 
-/** An answer that has not begun. */
-export const blank = (parent, request) => ({role: "assistant", parent, text: "", thought: "", calls: "", ids: [], tokens: [], request, over: null, last: null, broken: null});
+function addCall(calls, {index, id, function: of}) {
+  calls[index] ??= {id, name: "", arguments: ""};
+  calls[index].name += of?.name ?? "";
+  calls[index].arguments += of?.arguments ?? "";
+}
+
+/** An answer that has not begun. If the request continues a text, the answer begins with that text. */
+export const blank = (parent, request) => ({role: "assistant", parent, text: request?.continued ?? "", thought: "", calls: [], ids: [], tokens: [], request, over: null, last: null, broken: null});
 
 /** Requests the same answer again with the same seed, and compares it token by token. */
 export async function repeat(turn, body, signal) {
@@ -96,7 +108,5 @@ export async function repeat(turn, body, signal) {
   await stream(other, {...body, seed: Number(turn.seed), max_tokens: Math.max(turn.ids.length, 1)}, () => {}, signal);
   if (other.over !== "ended") return {same: null, why: other.broken ?? "the second answer is incomplete"};
   const at = turn.ids.findIndex((id, i) => other.ids[i] !== id);
-  const policy = other.policy === turn.policy ? `policy ${(other.policy ?? "").slice(0, 12)}` : `a different policy: ${(other.policy ?? "").slice(0, 12)}`;
-  if (at < 0) return {same: true, why: `${turn.ids.length} of ${turn.ids.length} token ids are the same, ${policy}`};
-  return {same: false, why: `token ${at} was ${turn.ids[at]} and is now ${other.ids[at] ?? "missing"}; ${policy}`};
+  return {same: at < 0, at, other};
 }

@@ -1,42 +1,38 @@
 // Chats with the served models. `markdown.js` turns the text of a model into nodes; it is never parsed as HTML.
 
-import {blank, repeat} from "./answer.js";
+import {blank} from "./answer.js";
+import {ConversationList} from "./conversationlist.js";
 import * as conversations from "./conversations.js";
 import * as runs from "./runs.js";
-import {make, setFlag, setText, showStatus} from "./dom.js";
-import {finalLength, markdown, visible} from "./markdown.js";
-import {get} from "./server.js";
+import {announce, bar, count, iconButton, make, setAttr, setText, showStatus} from "./dom.js";
+import {icon} from "./icons.js";
+import {Settings} from "./settings.js";
+import {Turn} from "./turn.js";
 
-const SETTINGS = "lockstep chat settings";
-/** Longer answers are shown as plain text, because their markup takes too long to draw. */
-const MARKUP_MAX = 200000;
-/** The progress of shorter prompts is not shown: they are computed too fast. */
-const PROMPT_SHOWN_MIN = 256;
-/** Matches windows in which the list of conversations is beside the chat, as in `look.css`. */
-const WIDE = "(min-width: 44.01rem)";
-/** At most this many tokens of an answer are shown with their probabilities. */
-const TOKENS_SHOWN_MAX = 4000;
-const NUMBERS = [
-  ["temperature", "Temperature", {min: 0, step: 0.1}], ["top_p", "Top p", {min: 0, max: 1, step: 0.05}], ["top_k", "Top k", {min: 0, step: 1}],
-  ["min_p", "Min p", {min: 0, max: 1, step: 0.01}], ["max_tokens", "Max tokens", {min: 1, step: 1}], ["seed", "Seed", {min: 0, step: 1}],
-];
+/** Prompts for a first message, which every chat model can answer. */
+const EXAMPLES = ["Name three colours and an object of each.", "Write a short poem about the sea at night.", "Explain in two sentences why the sky is blue."];
+/** How near to the end the messages must be scrolled to follow a growing answer. */
+const NEAR_PX = 80;
 
 export class Chat {
   constructor() {
-    this.turns = make("div", {class: "turns", role: "log", "aria-label": "Conversation", "aria-live": "off"});
     this.shown = new Map();
-    this.list = make("ul");
-    this.text = make("textarea", {name: "text", rows: 3, "aria-label": "Your message", placeholder: "Write a message. Enter sends it, Shift+Enter starts a new line.", keydown: (event) => this.key(event)});
-    this.send = make("button", {class: "main", type: "submit", disabled: true}, "Send");
-    this.halt = make("button", {type: "button", disabled: true, click: () => runs.stop(this.conversation.id)}, "Stop");
-    this.settings = settings();
-    this.form = make("form", {class: "compose", submit: (event) => (event.preventDefault(), this.submit())},
-      this.text, make("div", {class: "buttons"}, this.send, this.halt));
-    this.node = make("section", {class: "chat", "aria-labelledby": "chat"},
-      make("aside", {class: "chats", "aria-label": "Conversations"}, make("button", {type: "button", click: () => this.open(conversations.fresh())}, "New conversation"),
-        make("details", {open: matchMedia(WIDE).matches}, make("summary", {}, "Conversations"), this.list),
-        make("details", {}, make("summary", {}, "Model and sampling"), this.settings.node)),
-      make("div", {}, make("h1", {id: "chat"}, "Chat"), this.turns, this.form));
+    this.list = new ConversationList((conversation) => this.open(conversation), () => this.conversation);
+    this.side = this.list.node;
+    this.settings = new Settings(() => this.showSettings());
+    this.turns = make("div", {class: "turns column", role: "log", "aria-label": "Conversation", "aria-live": "off"});
+    this.scroller = make("div", {class: "scroller", tabindex: "-1"}, this.turns);
+    this.text = make("textarea", {name: "text", rows: 1, "aria-label": "Your message", placeholder: "Write a message", keydown: (event) => this.key(event), input: () => this.buttons()});
+    this.send = make("button", {class: "main round", type: "submit", disabled: true});
+    this.summary = make("span", {class: "row-of small quiet"});
+    this.think = make("button", {type: "button", class: "chip", hidden: true, "aria-pressed": "false", click: () => this.switchThinking()}, icon("think"), "Think");
+    this.form = make("form", {class: "compose column", submit: (event) => (event.preventDefault(), this.submit())},
+      make("div", {class: "box", click: (event) => event.target === event.currentTarget && this.text.focus()}, this.text, make("div", {class: "row-of"}, this.think, this.summary, make("span", {class: "push"}), this.send)));
+    this.context = make("span", {class: "small quiet number"});
+    this.gear = iconButton("gear", "Settings", () => this.settings.toggle(), {"aria-expanded": "false", "aria-controls": "settings"});
+    const head = bar("chat", "Chat", this.settings.model, make("span", {class: "push"}), this.context, this.gear);
+    head.querySelector("h1").classList.add("hidden");
+    this.node = make("section", {class: "view chat", "aria-labelledby": "chat"}, make("div", {class: "talk"}, head, this.scroller, this.form), this.settings.node);
     this.endWatch = runs.watch((run, over) => this.onRunChange(run, over));
     this.begin();
   }
@@ -49,39 +45,30 @@ export class Chat {
     this.endWatch();
   }
 
+  commands() {
+    return [
+      {icon: "plus", name: "New conversation", keys: "n", run: () => this.open(conversations.fresh())},
+      {icon: "search", name: "Search in conversations", keys: "s", run: () => (document.documentElement.toggleAttribute("data-drawer", true), this.list.search.focus())},
+      {icon: "edit", name: "Write a message", keys: "/", run: () => this.text.focus()},
+      {icon: "gear", name: "Settings of the chat", keys: ",", run: () => this.settings.toggle()},
+      ...(this.isBusy() ? [{icon: "stop", name: "Stop the answer", keys: ".", run: () => runs.stop(this.conversation.id)}] : []),
+      ...this.list.commands(this.all ?? []),
+    ];
+  }
+
   async begin() {
+    this.all = await conversations.all();
+    this.open(this.all.find((of) => !of.isPinned) ?? this.all[0] ?? conversations.fresh());
     try {
-      const {data} = await get("v1/models");
-      this.settings.models(data.map((model) => model.id));
+      await this.settings.load();
     } catch (error) {
       showStatus(error.message);
     }
-    const all = await conversations.all();
-    this.open(all[0] ?? conversations.fresh());
   }
 
   async drawList() {
-    const all = await conversations.all();
-    this.list.replaceChildren(...all.map((conversation) => {
-      const open = make("button", {type: "button", class: "plain", click: () => this.choose(conversation.id)}, conversations.title(conversation));
-      setFlag(open, "aria-current", conversation.id === this.conversation?.id);
-      setFlag(open, "aria-busy", Boolean(runs.running(conversation.id)));
-      const remove = make("button", {type: "button", class: "plain", "aria-label": `Delete: ${conversations.title(conversation)}`, click: () => this.remove(conversation)}, "×");
-      return make("li", {}, open, remove);
-    }));
-  }
-
-  async remove(conversation) {
-    await runs.remove(conversation.id);
-    if (conversation.id === this.conversation?.id) this.open(conversations.fresh());
-    else this.drawList();
-  }
-
-  /** Opens a conversation as it is stored now: it may have grown since the list was drawn. */
-  async choose(id) {
-    if (id === this.conversation?.id) return;
-    const conversation = await conversations.one(id);
-    if (conversation) this.open(conversation);
+    await this.list.draw();
+    this.all = await conversations.all();
   }
 
   open(conversation) {
@@ -92,6 +79,7 @@ export class Chat {
     this.draw();
     this.buttons();
     this.drawList();
+    this.scroller.scrollTop = this.scroller.scrollHeight;
     // If an answer was under way when the page was closed, it continues after its last event.
     const last = conversations.path(this.conversation).at(-1);
     if (last?.role === "assistant" && !last.over && conversations.requestOf(last) && !this.isBusy()) this.answer(last);
@@ -101,21 +89,51 @@ export class Chat {
     return Boolean(runs.running(this.conversation.id));
   }
 
+  /** One button sends a message, or stops the answer that is under way. */
   buttons() {
-    this.send.disabled = this.isBusy();
-    this.halt.disabled = !this.isBusy();
+    const isBusy = this.isBusy();
+    this.send.disabled = !isBusy && !this.text.value.trim();
+    if (this.sendStops === isBusy) return;
+    this.sendStops = isBusy;
+    this.send.replaceChildren(icon(isBusy ? "stop" : "send"));
+    setAttr(this.send, "aria-label", isBusy ? "Stop" : "Send");
+    setAttr(this.send, "title", isBusy ? "Stop" : "Send");
+  }
+
+  showSettings() {
+    const can = this.settings.can();
+    this.think.hidden = !can.includes("thinking");
+    setAttr(this.think, "aria-pressed", `${this.settings.thinking.value !== "off"}`);
+    setAttr(this.gear, "aria-expanded", `${!this.settings.node.hidden}`);
+    this.node.classList.toggle("with-panel", !this.settings.node.hidden);
+    this.summary.replaceChildren(...this.settings.summary().map((text) => make("span", {class: "badge"}, text)));
+    if (!conversations.path(this.conversation).length) this.draw();
+    this.showContext();
+  }
+
+  switchThinking() {
+    this.settings.thinking.value = this.settings.thinking.value === "off" ? "on" : "off";
+    this.settings.store();
+  }
+
+  showContext() {
+    const last = conversations.path(this.conversation).filter((turn) => turn.usage).at(-1);
+    const context = this.settings.context();
+    setText(this.context, context ? `${count(last?.usage.total_tokens ?? 0)} / ${count(context)}` : "");
+    setAttr(this.context, "title", "Tokens of this conversation, and the most that the model can hold");
   }
 
   key(event) {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
-      this.submit();
+      if (!this.isBusy()) this.submit();
     }
   }
 
   submit() {
+    if (this.isBusy()) return runs.stop(this.conversation.id);
     const text = this.text.value;
-    if (!text.trim() || this.send.disabled) return;
+    if (!text.trim() || !this.settings.model.value) return;
     this.text.value = "";
     this.sendMessage(text, this.conversation.at);
   }
@@ -123,18 +141,39 @@ export class Chat {
   /** Adds a turn of the user below `parent`, and an answer below that turn. */
   sendMessage(text, parent) {
     const turn = conversations.add(this.conversation, {role: "user", parent, text});
-    this.reply(turn, {...this.settings.body(), system: this.settings.system()});
+    this.reply(turn, this.settings.request());
+  }
+
+  /** Adds the results of an answer's calls below it, and the next answer. */
+  sendResults(answer, results) {
+    const turn = conversations.add(this.conversation, {role: "tool", parent: answer.id, text: "", results});
+    this.reply(turn, conversations.requestOf(answer));
   }
 
   /** Adds an answer below `turn`, which may already have others. */
   reply(turn, request) {
     const answer = conversations.add(this.conversation, blank(turn.id, request));
     this.draw();
+    this.scroller.scrollTop = this.scroller.scrollHeight;
     this.answer(answer);
   }
 
+  /** Opens a new conversation with the messages up to this one. */
+  async branch(turn) {
+    const copy = conversations.forked(this.conversation, turn);
+    await conversations.save(copy);
+    this.open(copy);
+  }
+
+  removeTurn(turn) {
+    conversations.cut(this.conversation, turn);
+    conversations.save(this.conversation).then(() => this.drawList());
+    this.draw();
+    this.showContext();
+  }
+
   answer(turn) {
-    showStatus("Answering");
+    announce("Answering");
     runs.answer(this.conversation, turn);
     this.buttons();
     this.drawList();
@@ -147,7 +186,8 @@ export class Chat {
     if (!over) return this.drawSoon(turn);
     this.buttons();
     this.draw();
-    showStatus(turn.over === "ended" ? "Answer complete" : turn.broken ?? "Stopped");
+    this.showContext();
+    announce(turn.over === "ended" ? "Answer complete" : turn.broken ?? "Stopped");
   }
 
   drawSoon(turn) {
@@ -156,9 +196,10 @@ export class Chat {
     const draw = () => requestAnimationFrame(() => {
       this.drawing = false;
       const began = performance.now();
-      const below = document.documentElement.scrollHeight - innerHeight - scrollY < 80;
+      const {scrollHeight, clientHeight, scrollTop} = this.scroller;
+      const isAtEnd = scrollHeight - clientHeight - scrollTop < NEAR_PX;
       this.shown.get(turn.id)?.show();
-      if (below) scrollTo(0, document.documentElement.scrollHeight);
+      if (isAtEnd) this.scroller.scrollTop = this.scroller.scrollHeight;
       this.took = performance.now() - began;
     });
     // Drawings that are slow are made less often, so the page stays responsive.
@@ -168,6 +209,11 @@ export class Chat {
 
   draw() {
     const turns = conversations.path(this.conversation);
+    if (!turns.length) {
+      this.shown.clear();
+      return this.turns.replaceChildren(this.welcome());
+    }
+    this.turns.querySelector(".welcome")?.remove();
     const ids = new Set(turns.map((turn) => turn.id));
     for (const [id, shown] of this.shown) {
       if (!ids.has(id)) {
@@ -183,189 +229,26 @@ export class Chat {
     });
   }
 
+  /** What an empty conversation shows: the model, its context, and examples. */
+  welcome() {
+    const {settings} = this;
+    const [model, can] = [settings.model.value, settings.can()];
+    const {parameter_size: size} = settings.about.get(model)?.details ?? {};
+    const facts = [size ? `${size} parameters` : null, settings.context() ? `${count(settings.context())} tokens of context` : null,
+      can.includes("tools") ? "tools" : null, can.includes("thinking") ? "thinking" : null].filter(Boolean);
+    const isChat = !can.length || can.includes("completion");
+    const use = (text) => {
+      this.text.value = text;
+      this.submit();
+    };
+    return make("div", {class: "welcome"}, make("h2", {}, model || "No model is served yet"), make("p", {class: "quiet"}, facts.join(" · ")),
+      isChat ? make("div", {class: "examples"}, EXAMPLES.map((text) => make("button", {type: "button", disabled: !model, click: () => use(text)}, text)))
+        : make("p", {class: "note"}, "This model writes no text. It returns vectors or scores: see the Models view."));
+  }
+
   go(turn) {
     this.conversation.at = conversations.end(this.conversation, turn).id;
     conversations.save(this.conversation);
     this.draw();
   }
-}
-
-class Turn {
-  constructor(turn, chat) {
-    [this.turn, this.chat, this.drawn, this.finalEnd] = [turn, chat, null, 0];
-    this.author = make("span", {class: "author"}, turn.role === "user" ? "You" : "Model");
-    this.state = make("span", {class: "warn"});
-    this.branches = make("span");
-    this.buttons = make("span");
-    this.thought = make("details", {class: "thought", hidden: true}, make("summary", {}, "Thought"), make("div"));
-    this.content = make("div", {class: "content", dir: "auto"});
-    this.extra = make("div");
-    this.node = make("article", {class: `turn ${turn.role}`, "aria-label": turn.role === "user" ? "You" : "Model"},
-      make("header", {}, this.author, this.branches, this.buttons, this.state), this.thought, this.content, this.extra);
-    this.make();
-  }
-
-  make() {
-    const {turn, chat} = this;
-    const button = (text, click) => make("button", {type: "button", class: "plain", click}, text);
-    if (turn.role === "user") {
-      this.buttons.append(button("Edit", () => this.edit()));
-      return;
-    }
-    const parent = () => chat.conversation.turns.find((other) => other.id === turn.parent);
-    const request = () => (({messages, ...rest}) => ({system: messages?.find((of) => of.role === "system")?.content, ...rest}))(conversations.requestOf(turn));
-    this.buttons.append(
-      button("Copy", () => navigator.clipboard?.writeText(turn.text).then(() => showStatus("Copied"))),
-      button("Again, same seed", () => chat.isBusy() || chat.reply(parent(), {...request(), seed: Number(turn.seed)})),
-      button("Again, other seed", () => chat.isBusy() || chat.reply(parent(), {...request(), seed: Math.floor(Math.random() * 2 ** 48)})),
-      button("Repeat and compare", () => this.compare()),
-      button("Tokens", () => this.tokens()));
-  }
-
-  show() {
-    const {turn} = this;
-    if (turn.role === "user") {
-      if (this.drawn !== turn.text) setText(this.content, visible(turn.text));
-      this.drawn = turn.text;
-    } else {
-      setText(this.author, turn.model ?? "Model");
-      this.showThought();
-      this.showContent();
-      setText(this.state, stateOf(turn));
-      this.node.setAttribute("aria-busy", `${!turn.over}`);
-    }
-    this.showBranches();
-  }
-
-  showThought() {
-    this.thought.hidden = !this.turn.thought;
-    if (this.turn.thought) setText(this.thought.lastChild, visible(this.turn.thought));
-  }
-
-  /** Draws the final part of an answer once, and only the rest again. */
-  showContent() {
-    const text = this.turn.calls ? `${this.turn.text}\n\n\`\`\`json\n${this.turn.calls}\n\`\`\`` : this.turn.text;
-    if (this.drawn === text) return;
-    if (text.length > MARKUP_MAX) {
-      this.content.className = "content raw";
-      if (this.drawn !== null && text.startsWith(this.drawn) && this.isRaw) this.content.append(visible(text.slice(this.drawn.length)));
-      else this.content.replaceChildren(visible(text));
-      [this.isRaw, this.drawn] = [true, text];
-      return;
-    }
-    if (this.drawn === null || !text.startsWith(this.drawn)) {
-      this.content.replaceChildren();
-      [this.finalEnd, this.tail] = [0, null];
-    }
-    const end = finalLength(text, this.finalEnd);
-    this.tail?.remove();
-    if (end > this.finalEnd) {
-      this.content.append(markdown(text.slice(this.finalEnd, end)));
-      this.finalEnd = end;
-    }
-    this.tail = make("div", {}, markdown(text.slice(end)));
-    this.content.append(this.tail);
-    this.drawn = text;
-  }
-
-  showBranches() {
-    const all = conversations.siblings(this.chat.conversation, this.turn);
-    if (all.length < 2) return this.branches.replaceChildren();
-    const at = all.indexOf(this.turn);
-    const step = (by, text, label) => make("button", {type: "button", class: "plain", "aria-label": label, disabled: !all[at + by], click: () => this.chat.go(all[at + by])}, text);
-    this.branches.replaceChildren(step(-1, "‹", "Previous version"), `${at + 1} of ${all.length}`, step(1, "›", "Next version"));
-  }
-
-  edit() {
-    const area = make("textarea", {rows: 4, "aria-label": "Edited message"});
-    area.value = this.turn.text;
-    const close = () => this.extra.replaceChildren();
-    this.extra.replaceChildren(area, make("div", {},
-      make("button", {type: "button", click: () => this.chat.isBusy() || (close(), this.chat.sendMessage(area.value, this.turn.parent))}, "Send edited message"),
-      make("button", {type: "button", class: "plain", click: close}, "Cancel")));
-    area.focus();
-  }
-
-  async compare() {
-    const {turn} = this;
-    const status = make("p", {role: "status"}, "Repeating the request without caches …");
-    this.extra.replaceChildren(status);
-    const salt = crypto.getRandomValues(new Uint32Array(4)).join("-");
-    const {same, why} = await repeat(turn, {...conversations.body(this.chat.conversation, turn), cache_salt: salt}, new AbortController().signal);
-    status.className = same ? "good" : "bad";
-    setText(status, same ? `Equal, bit for bit: ${why}` : same === null ? `Not compared: ${why}` : `Different: ${why}`);
-  }
-
-  /** Shows each token by its probability, and the alternatives to the token under the pointer or the focus. */
-  tokens() {
-    if (this.extra.querySelector(".tokens")) return this.extra.replaceChildren();
-    const {tokens} = this.turn;
-    if (!tokens.length) return this.extra.replaceChildren(make("p", {class: "quiet"}, "This answer has no probabilities. Enable “Probabilities of tokens” under “Model and sampling” before you send a message."));
-    const details = make("div", {class: "alternatives", role: "status"}, "Point at a token, or move with the arrow keys.");
-    const shown = tokens.slice(0, TOKENS_SHOWN_MAX).map((token, at) => make("button", {type: "button", class: `token p${level(token.logprob)}`, "aria-label": token.token.trim() ? null : JSON.stringify(token.token), tabindex: at ? "-1" : "0", "data-at": at}, visible(token.token)));
-    const showToken = (node) => {
-      const token = tokens[Number(node?.dataset?.at)];
-      if (token) details.replaceChildren(alternatives(token));
-    };
-    const move = (event) => {
-      const by = {ArrowRight: 1, ArrowLeft: -1}[event.key];
-      const next = by && shown[Number(event.target.dataset?.at) + by];
-      if (next) (event.preventDefault(), next.focus());
-    };
-    this.extra.replaceChildren(
-      make("div", {class: "tokens", role: "group", "aria-label": "Tokens, by their probability", keydown: move, mouseover: (event) => showToken(event.target), focusin: (event) => showToken(event.target)}, shown),
-      make("p", {class: "quiet"}, tokens.length > TOKENS_SHOWN_MAX ? `The first ${TOKENS_SHOWN_MAX} of ${tokens.length}` : ""), details);
-  }
-}
-
-function stateOf(turn) {
-  if (turn.broken && turn.over !== "ended") return turn.broken;
-  if (turn.over) return turn.over === "stopped" ? "stopped" : turn.reason === "length" ? "cut at the limit" : "";
-  const {total, cache, processed} = turn.progress ?? {};
-  return total - cache >= PROMPT_SHOWN_MIN && processed < total ? `reading the prompt: ${processed} of ${total} tokens` : "…";
-}
-
-const level = (logprob) => Math.min(4, Math.floor(Math.exp(logprob) * 5));
-
-function alternatives(token) {
-  const row = (of, is) => make("tr", {}, make("td", {class: "mono"}, is ? make("strong", {}, JSON.stringify(visible(of.token))) : JSON.stringify(visible(of.token))), make("td", {}, `${(100 * Math.exp(of.logprob)).toFixed(1)}%`));
-  const others = (token.top_logprobs ?? []).filter((other) => other.token !== token.token);
-  return make("table", {}, make("tbody", {}, row(token, true), others.map((other) => row(other, false))));
-}
-
-/** The form for the model, the system prompt and the sampling, with the values that this browser has stored. */
-function settings() {
-  const stored = JSON.parse(localStorage.getItem(SETTINGS) ?? "{}");
-  const model = make("select", {name: "model"});
-  const system = make("textarea", {name: "system", rows: 3});
-  system.value = stored.system ?? "";
-  const numbers = NUMBERS.map(([name, label, limits]) => {
-    const input = make("input", {type: "number", name, placeholder: "model's", ...limits});
-    input.value = stored[name] ?? "";
-    return {name, label, input};
-  });
-  const logprobs = make("input", {type: "checkbox", name: "logprobs"});
-  logprobs.checked = stored.logprobs ?? true;
-  const store = () => {
-    const values = {model: model.value, system: system.value, logprobs: logprobs.checked};
-    for (const {name, input} of numbers) values[name] = input.value;
-    localStorage.setItem(SETTINGS, JSON.stringify(values));
-  };
-  const node = make("form", {class: "settings", change: store, submit: (event) => event.preventDefault()},
-    make("label", {class: "whole"}, "Model", model), make("label", {class: "whole"}, "System prompt", system),
-    numbers.map(({label, input}) => make("label", {}, label, input)), make("label", {class: "whole"}, "Probabilities of tokens", logprobs));
-  return {
-    node,
-    system: () => system.value,
-    models(names) {
-      model.replaceChildren(...names.map((name) => make("option", {value: name}, name)));
-      if (names.includes(stored.model)) model.value = stored.model;
-    },
-    body() {
-      const body = {model: model.value, return_token_ids: true, certificate: true, sampling_defaults: "llama.cpp"};
-      if (logprobs.checked) Object.assign(body, {logprobs: true, top_logprobs: 5});
-      for (const {name, input} of numbers) if (input.value !== "") body[name] = Number(input.value);
-      return body;
-    },
-  };
 }

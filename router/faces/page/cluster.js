@@ -1,23 +1,32 @@
-// The grid of ranks of every replica, lost ranks and the cost of each loss, versions with their shares, and planned
-// beside measured speed.
+// Every replica: its state, its figures, the grid of its ranks by stage and tensor rank, and the ranks that were lost.
 
-import {bytes, count, draw, facts, make, millis, percent, redraw, setAttr, setText} from "./dom.js";
+import {bar, bytes, count, draw, facts, make, millis, openDialog, percent, redraw, setAttr, setText} from "./dom.js";
 import {nearby} from "./near.js";
 
 const PARTS = ["compute", "wait", "idle"];
+const PART_NAMES = {compute: "computes", wait: "waits for other ranks", idle: "idle"};
+/** Grids of more ranks have small cells: the figures of a rank are in its dialog. */
+const LARGE_CELLS_MAX = 32;
+const HELP = {
+  grid: "Tensor-parallel ranks in each stage × pipeline stages",
+  changes: "How often this grid was built or changed. Each loss and each replacement of a rank changes it.",
+  digest: "A hash of all that decides the bits of an answer. Replicas with the same hash give the same tokens.",
+  blocks: "The KV cache is kept in blocks of equal size",
+  spares: "Workers that take the place of a lost rank",
+  predicted: "What `lockstep plan` predicts for one request alone",
+  bubble: "The time in which a pipeline stage has nothing to compute",
+};
 
 export class Cluster {
   constructor() {
-    this.summary = make("div");
-    this.replicas = make("div");
+    this.summary = make("div", {class: "stack"});
+    this.replicas = make("div", {class: "stack"});
     /** The shown replicas by name. They are updated in place. */
     this.shown = new Map();
-    this.node = make("section", {"aria-labelledby": "cluster"},
-      make("h1", {id: "cluster"}, "Cluster"),
-      make("ul", {class: "legend", "aria-label": "Colours of a rank's time"},
-        PARTS.map((part) => make("li", {}, make("span", {class: `swatch ${part}`}), part === "wait" ? "waits for peers" : part)),
-        make("li", {}, make("span", {class: "swatch kv"}), "KV in use")),
-      this.summary, this.replicas);
+    const legend = make("ul", {class: "legend", "aria-label": "Colours of the ranks"},
+      PARTS.map((part) => make("li", {}, make("span", {class: `swatch ${part}`}), PART_NAMES[part])),
+      [["memory", "weights"], ["third", "KV in use"]].map(([kind, label]) => make("li", {}, make("span", {class: `swatch ${kind === "third" ? "kv" : "weights"}`}), label)));
+    this.node = make("section", {class: "view", "aria-labelledby": "cluster"}, bar("cluster", "Cluster", make("span", {class: "push"}), legend), this.summary, this.replicas);
   }
 
   topics() {
@@ -26,7 +35,7 @@ export class Cluster {
 
   update(_, cluster) {
     const {store, models, next} = cluster;
-    redraw(this.summary, [store, models, next, !cluster.replicas.length], () => this.summaryNodes(cluster));
+    redraw(this.summary, [store, models, next, !cluster.replicas.length], () => summaryNodes(cluster));
     const names = new Set();
     cluster.replicas.forEach((replica, at) => {
       const name = `${at} ${replica.replica}`;
@@ -44,28 +53,26 @@ export class Cluster {
       }
     }
   }
+}
 
-  summaryNodes({store, models, replicas, next}) {
-    const nodes = [];
-    if (!replicas.length) nodes.push(make("p", {class: "warn"}, "No replica is attached."));
-    if (store) {
-      const text = store.connected ? `${store.kind} is connected` : `${store.kind} is not connected: ${store.reason}`;
-      nodes.push(make("p", {class: store.connected ? "quiet" : "bad"}, `Store: ${text}`));
-    }
-    if (next !== null && next !== undefined) {
-      nodes.push(make("p", {class: "quiet"}, "There are more replicas than this page shows: lockstep status lists all."));
-    }
-    const versions = models.flatMap((model) => model.versions.map((version) => ({name: model.name, ...version})));
-    if (versions.length > 1) {
-      nodes.push(make("div", {class: "wide"}, make("table", {},
-        make("caption", {}, "Versions"),
-        make("thead", {}, make("tr", {}, ["Name", "Model", "Policy", "Share", "Replicas"].map((name) => make("th", {scope: "col"}, name)))),
-        make("tbody", {}, versions.map((of) => make("tr", {},
-          make("td", {}, of.name), make("td", {}, of.model), make("td", {class: "mono"}, (of.policy_digest ?? "–").slice(0, 12)),
-          make("td", {}, `${of.weight ?? "–"}`), make("td", {}, `${of.ready} of ${of.replicas} ready`)))))));
-    }
-    return nodes;
+function summaryNodes({store, models, replicas, next}) {
+  const nodes = [];
+  if (!replicas.length) nodes.push(make("p", {class: "note warn"}, "No replica is attached. Start one with: lockstep coordinator"));
+  if (store) {
+    const text = store.connected ? `${store.kind} is connected` : `${store.kind} is not connected: ${store.reason}`;
+    nodes.push(make("p", {class: store.connected ? "quiet small" : "note bad"}, `Store: ${text}`));
   }
+  if (next !== null && next !== undefined) nodes.push(make("p", {class: "quiet small"}, "There are more replicas than this page shows. `lockstep status` lists all."));
+  const versions = models.flatMap((model) => model.versions.map((version) => ({name: model.name, ...version})));
+  if (versions.length > 1) {
+    nodes.push(make("div", {class: "card wide"}, make("table", {},
+      make("caption", {}, "Models and their versions"),
+      make("thead", {}, make("tr", {}, ["Name", "Model", "Hash", "Share of requests", "Replicas"].map((name) => make("th", {scope: "col"}, name)))),
+      make("tbody", {}, versions.map((of) => make("tr", {},
+        make("td", {}, of.name), make("td", {}, of.model), make("td", {class: "mono"}, (of.policy_digest ?? "–").slice(0, 12)),
+        make("td", {}, `${of.weight ?? "–"}`), make("td", {}, `${of.ready} of ${of.replicas} ready`)))))));
+  }
+  return nodes;
 }
 
 /**
@@ -74,26 +81,31 @@ export class Cluster {
  */
 class Replica {
   constructor() {
-    this.head = make("h2");
-    this.why = make("div");
-    this.facts = make("div");
-    this.losses = make("div");
+    this.name = make("h2");
+    this.phase = make("span", {class: "badge"});
+    this.model = make("span", {class: "quiet small"});
+    this.head = make("header", {class: "row-of"});
+    [this.why, this.facts, this.losses] = [make("div", {class: "stack"}), make("div"), make("div")];
     this.grid = make("div", {class: "grid"});
     this.stages = [];
-    this.far = [this.head];
-    this.node = make("article", {class: "card"}, this.head);
+    this.far = [this.name];
+    this.node = make("article", {class: "card stack"}, this.name);
     this.isNear = nearby(this.node, (isNear, height) => this.setNear(isNear, height));
   }
 
   show(replica) {
     this.replica = replica;
-    setText(this.head, `${replica.replica ?? "replica"} · ${replica.phase}${replica.model ? ` · ${replica.model}` : ""}`);
-    setAttr(this.head, "class", replica.phase === "ready" ? "good" : "warn");
+    const isReady = replica.phase === "ready";
+    setText(this.name, replica.replica ?? "replica");
+    setAttr(this.node, "aria-label", `Replica ${replica.replica ?? ""}`);
+    setText(this.phase, replica.phase);
+    setAttr(this.phase, "class", `badge ${isReady ? "good" : "warn"}`);
+    setText(this.model, replica.model ?? "");
     const why = reasons(replica);
-    redraw(this.why, why, () => why.map((of) => make("p", {class: "warn"}, of)));
+    redraw(this.why, why, () => why.map((of) => make("p", {class: "note warn"}, of)));
     const lost = (replica.lost ?? []).map((of) => ({...of, seconds_ago: Math.floor(of.seconds_ago)}));
     redraw(this.losses, lost, () => losses(lost));
-    this.far = [this.head, ...(why.length ? [this.why] : []), ...(lost.length ? [this.losses] : [])];
+    this.far = [this.name, ...(why.length ? [this.why] : []), ...(lost.length ? [this.losses] : [])];
     if (this.isNear) this.draw();
     else if (this.node.childElementCount !== this.far.length) this.node.replaceChildren(...this.far);
   }
@@ -102,7 +114,8 @@ class Replica {
     if (isNear === this.isNear) return;
     this.isNear = isNear;
     if (isNear) {
-      this.node.replaceChildren(this.head, this.why, this.facts, this.losses, this.grid);
+      this.head.replaceChildren(this.name, this.phase, this.model);
+      this.node.replaceChildren(this.head, this.why, this.grid, this.facts, this.losses);
       this.draw();
     } else {
       this.node.replaceChildren(...this.far);
@@ -120,30 +133,36 @@ class Replica {
       if (!stages.has(rank.stage)) stages.set(rank.stage, []);
       stages.get(rank.stage).push(rank);
     }
+    const isSmall = replica.ranks.length > LARGE_CELLS_MAX;
+    setAttr(this.grid, "class", isSmall ? "grid small" : "grid");
     const unreplaced = (replica.lost ?? []).filter((lost) => lost.pause_seconds === null && !replica.ranks.some((rank) => rank.rank === lost.rank && rank.state === "ready"));
     while (this.stages.length > stages.size) this.stages.pop().node.remove();
     while (this.stages.length < stages.size) {
       this.stages.push(new Stage());
       this.grid.append(this.stages.at(-1).node);
     }
-    [...stages.entries()].sort(([a], [b]) => a - b).forEach(([stage, ranks], at) => this.stages[at].show(stage, ranks, unreplaced));
+    [...stages.entries()].sort(([a], [b]) => a - b).forEach(([stage, ranks], at) => this.stages[at].show(stage, ranks, unreplaced, isSmall));
   }
 }
 
 /**
- * The ranks of a stage are nodes only while the stage is near the visible part of the page. A grid of thousands costs
- * no more than one window of it.
+ * A row of the grid: the ranks of a stage. They are nodes only while the stage is near the visible part of the page, so
+ * a grid of thousands costs no more than one window of it.
  */
 class Stage {
   constructor() {
-    this.node = make("ul", {class: "stage"});
+    this.title = make("p", {class: "small"});
+    this.list = make("ul", {class: "ranks"});
+    this.node = make("div", {class: "stage"}, this.title, this.list);
     this.ranks = [];
     this.isNear = nearby(this.node, (isNear, height) => this.setNear(isNear, height));
   }
 
-  show(number, ranks, unreplaced) {
-    this.data = [ranks, unreplaced];
-    setAttr(this.node, "aria-label", `Stage ${number}`);
+  show(number, ranks, unreplaced, isSmall) {
+    this.data = [ranks, unreplaced, isSmall];
+    const [first, last] = ranks[0].layers;
+    setText(this.title, `Stage ${number} · layers ${first}–${last - 1}`);
+    setAttr(this.list, "aria-label", `Ranks of stage ${number}`);
     if (this.isNear) this.draw();
   }
 
@@ -155,21 +174,75 @@ class Stage {
       return this.draw();
     }
     this.ranks = [];
-    this.node.replaceChildren();
+    this.list.replaceChildren();
     // Without a height the node is in no document, and its real height is unknown.
     if (height) this.node.style.minHeight = `${height}px`;
   }
 
   draw() {
     if (!this.data) return;
-    const [ranks, unreplaced] = this.data;
+    const [ranks, unreplaced, isSmall] = this.data;
     while (this.ranks.length > ranks.length) this.ranks.pop().node.remove();
     while (this.ranks.length < ranks.length) {
       this.ranks.push(new Rank());
-      this.node.append(this.ranks.at(-1).node);
+      this.list.append(this.ranks.at(-1).node);
     }
-    ranks.forEach((rank, at) => this.ranks[at].show(rank, unreplaced.find((lost) => lost.rank === rank.rank)));
+    ranks.forEach((rank, at) => this.ranks[at].show(rank, unreplaced.find((lost) => lost.rank === rank.rank), isSmall));
   }
+}
+
+/** A cell of the grid: where a rank's time goes, and what is in its memory. */
+class Rank {
+  constructor() {
+    [this.name, this.state, this.text] = [make("strong"), make("span", {class: "state"}), make("span", {class: "figures"})];
+    this.time = Object.fromEntries(PARTS.map((part) => [part, draw("rect", {class: `part ${part}`, height: 10})]));
+    [this.weights, this.kv] = [draw("rect", {class: "part weights", height: 10, x: 0}), draw("rect", {class: "part kv", height: 10})];
+    this.bars = [bars(Object.values(this.time)), bars([this.weights, this.kv])];
+    this.button = make("button", {type: "button", class: "cell", click: () => openRank(this.rank)}, this.name, this.state, this.bars, this.text);
+    this.node = make("li", {class: "rank"}, this.button);
+  }
+
+  show(rank, lost, isSmall) {
+    this.rank = rank;
+    const state = lost ? "lost" : rank.state;
+    setAttr(this.node, "class", `rank ${state}`);
+    setText(this.name, `Rank ${rank.rank}`);
+    setText(this.state, lost ? `lost, ${rank.state} again` : state);
+    let x = 0;
+    for (const part of PARTS) {
+      const share = rank.time[part] ?? 0;
+      setAttr(this.time[part], "x", x.toFixed(1));
+      setAttr(this.time[part], "width", (share * 100).toFixed(1));
+      x += share * 100;
+    }
+    const {weights, kv, total} = rank.memory;
+    const used = rank.kv.used ?? 0;
+    const part = (n) => ((100 * n) / (total || 1)).toFixed(1);
+    setAttr(this.weights, "width", part(weights));
+    setAttr(this.kv, "x", part(weights));
+    setAttr(this.kv, "width", part(kv * used));
+    // Small cells have no room for it.
+    if (!isSmall) setText(this.text, `${percent(rank.time.compute ?? 0)} computes · ${bytes(weights + kv)} of ${bytes(total)}`);
+    const shares = PARTS.map((name) => `${PART_NAMES[name]} ${percent(rank.time[name] ?? 0)}`).join(", ");
+    setAttr(this.button, "aria-label", `Rank ${rank.rank}, stage ${rank.stage}, ${state}: ${shares}; KV in use ${percent(used)}`);
+    setAttr(this.button, "title", `${rank.host}: ${shares}; KV in use ${percent(used)}`);
+  }
+}
+
+function bars(parts) {
+  return draw("svg", {class: "bars", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true"}, parts);
+}
+
+function openRank(rank) {
+  const {steps, compute, wait} = rank.step_micros;
+  const {weights, kv, total} = rank.memory;
+  openDialog(`Rank ${rank.rank}`, [
+    facts([["State", rank.state], ["Stage", `${rank.stage}`], ["Layers", `${rank.layers[0]} to ${rank.layers[1] - 1}`], ["Host", rank.host], ["Process", `${rank.pid}`], ["Device", rank.device]]),
+    make("h3", {}, "Memory"),
+    facts([["Weights", bytes(weights)], ["KV cache", bytes(kv)], ["KV in use", percent(rank.kv.used ?? 0)], ["Free or for other uses", bytes(Math.max(total - weights - kv, 0))], ["Total", bytes(total)]]),
+    make("h3", {}, "The last second"),
+    facts([...PARTS.map((part) => [PART_NAMES[part][0].toUpperCase() + PART_NAMES[part].slice(1), percent(rank.time[part] ?? 0)]), ["Bubble", percent(rank.time.bubble ?? 0), HELP.bubble],
+      ["Steps", `${steps}`], ["A step computes", steps ? millis(compute / 1000) : null], ["A step waits", steps ? millis(wait / 1000) : null]])]);
 }
 
 function reasons(replica) {
@@ -187,21 +260,21 @@ function reasons(replica) {
 
 function factPairs(replica) {
   const speed = replica.tokens_per_s ?? {};
-  const planned = speed.predicted ? `${speed.predicted.low.toFixed(1)} to ${speed.predicted.high.toFixed(1)} tokens/s (${speed.predicted.bottleneck})` : null;
+  const planned = speed.predicted ? `${speed.predicted.low.toFixed(1)} to ${speed.predicted.high.toFixed(1)} tokens/s` : null;
   const {used, total} = replica.blocks;
   return [
-    ["Grid", `tp ${replica.grid.tp} × pp ${replica.grid.pp}`],
-    ["Epoch", replica.epoch],
-    ["Policy", replica.policy_digest?.slice(0, 12)],
-    ["Context", replica.context],
-    ["Requests", `${replica.requests.running} run, ${replica.requests.waiting} wait`],
-    ["KV blocks", total ? `${count(used)} of ${count(total)}` : null],
-    ["Spares", replica.spares],
-    ["One request: planned", planned],
-    ["One request: measured", speed.alone ? `${speed.alone.toFixed(1)} tokens/s` : planned ? "not yet" : null],
-    ["All requests: measured", speed.busy ? `${speed.busy.toFixed(1)} tokens/s` : null],
+    ["Grid", `tp ${replica.grid.tp} × pp ${replica.grid.pp}`, HELP.grid],
+    ["Context", replica.context ? `${count(replica.context)} tokens` : null],
+    ["Running", `${replica.requests.running} run, ${replica.requests.waiting} wait`],
+    ["KV blocks in use", total ? `${count(used)} of ${count(total)}` : null, HELP.blocks],
+    ["Spare workers", replica.spares, HELP.spares],
+    ["One request, predicted", planned && `${planned}${speed.predicted.bottleneck ? `, limited by ${speed.predicted.bottleneck}` : ""}`, HELP.predicted],
+    ["One request, measured", speed.alone ? `${speed.alone.toFixed(1)} tokens/s` : planned ? "not yet" : null],
+    ["All requests, measured", speed.busy ? `${speed.busy.toFixed(1)} tokens/s` : null],
     ...stepPairs(replica.step_speed),
     ...draftPairs(replica.drafts),
+    ["Changes of the grid", replica.epoch === undefined ? null : `${replica.epoch}`.split(".").at(-1), HELP.changes],
+    ["Hash of the numerics", replica.policy_digest?.slice(0, 12), HELP.digest],
   ];
 }
 
@@ -212,61 +285,27 @@ function stepPairs(steps) {
   const costs = shown.filter((cost, at) => cost && cost !== shown[at - 1]);
   const cuts = Object.entries(steps.cuts).filter(([, n]) => n > 0);
   return [
-    ["Steps", costs.map(({rows, ms}) => `${rows} ${rows === 1 ? "row" : "rows"} in ${millis(ms)}`).join(", ")],
-    ["Predicted within a fifth", `${percent(steps.as_predicted / steps.predicted)} of steps`],
-    ["Prompts were cut by", cuts.map(([reason, n]) => `${reason} ${count(n)}`).join(", ") || null],
+    ["Time of a step", costs.map(({rows, ms}) => `${count(rows)} ${rows === 1 ? "token" : "tokens"} in ${millis(ms)}`).join(", ")],
+    ["Steps as predicted", percent(steps.as_predicted / steps.predicted), "Steps that took at most a fifth more or less than the scheduler expected"],
+    ["Prompts were cut by", cuts.map(([reason, n]) => `${reason} ${count(n)}`).join(", ") || null, "What limited the chunks in which prompts are computed"],
   ];
 }
 
 /** How many guessed tokens were verified, and how many of them became tokens. */
 function draftPairs(drafts) {
   if (!drafts?.verified) return [];
-  const part = percent(drafts.accepted / drafts.verified);
-  return [["Drafts", `${count(drafts.accepted)} of ${count(drafts.verified)} accepted (${part})`]];
+  return [["Drafted tokens", `${percent(drafts.accepted / drafts.verified)} of ${count(drafts.verified)} accepted`, "Tokens that speculation guessed, and that the model confirmed"]];
 }
 
+/** The lost ranks as a time line, the newest first. */
 function losses(lost) {
   if (!lost.length) return [];
   const items = [...lost].reverse().map((of) => {
-    const pause = of.pause_seconds === null ? "the replica pauses" : `the replica paused ${millis(of.pause_seconds * 1000)}, ${of.tokens_replayed} positions were computed again`;
-    const since = of.successor ? `, pid ${of.successor.pid} on ${of.successor.host} replaced it` : of.pause_seconds === null ? "" : ", the grid continues without it";
-    return make("li", {}, make("strong", {}, `Rank ${of.rank} was lost`),
-      ` ${millis(of.seconds_ago * 1000)} ago: pid ${of.pid} on ${of.host}, ${of.cause} (${of.why}); ${pause}${since}.`);
+    const isOver = of.pause_seconds !== null;
+    const pause = isOver ? `The replica paused ${millis(of.pause_seconds * 1000)}, ${of.tokens_replayed} positions were computed again` : "The replica pauses";
+    const since = of.successor ? `, pid ${of.successor.pid} on ${of.successor.host} replaced it` : isOver ? ", the grid continues without it" : "";
+    return make("li", {class: isOver ? "" : "open"}, make("span", {class: "when"}, `${millis(of.seconds_ago * 1000)} ago`),
+      make("div", {}, make("p", {}, make("strong", {}, `Rank ${of.rank} was lost`), `: pid ${of.pid} on ${of.host}, ${of.cause} (${of.why})`), make("p", {class: "quiet small"}, `${pause}${since}.`)));
   });
-  return [make("h3", {}, "Lost"), make("ul", {class: "losses"}, items)];
-}
-
-class Rank {
-  constructor() {
-    [this.head, this.where, this.memory, this.step] = [make("p"), make("p", {class: "quiet"}), make("p"), make("p", {class: "quiet"})];
-    this.time = Object.fromEntries(PARTS.map((part) => [part, draw("rect", {class: `part ${part}`, y: 0, height: 10})]));
-    this.kv = draw("rect", {class: "part kv", x: 0, y: 0, height: 10});
-    this.bars = [bar(Object.values(this.time)), bar([this.kv])];
-    this.node = make("li", {class: "rank"}, this.head, this.where, this.bars[0], this.bars[1], this.memory, this.step);
-  }
-
-  show(rank, lost) {
-    const state = lost ? "lost" : rank.state;
-    setAttr(this.node, "class", `rank ${state}`);
-    setText(this.head, `Rank ${rank.rank} · stage ${rank.stage} · ${lost ? `${state}, ${rank.state} again` : state}`);
-    setText(this.where, `${rank.host} · pid ${rank.pid} · ${rank.device} · layers ${rank.layers[0]}–${rank.layers[1] - 1}`);
-    let x = 0;
-    for (const part of PARTS) {
-      const share = rank.time[part] ?? 0;
-      setAttr(this.time[part], "x", x.toFixed(1));
-      setAttr(this.time[part], "width", (share * 100).toFixed(1));
-      x += share * 100;
-    }
-    setAttr(this.kv, "width", ((rank.kv.used ?? 0) * 100).toFixed(1));
-    const shares = PARTS.map((part) => `${part} ${percent(rank.time[part] ?? 0)}`).join(", ");
-    setAttr(this.bars[0], "aria-label", `Time: ${shares}, bubble ${percent(rank.time.bubble ?? 0)}`);
-    setAttr(this.bars[1], "aria-label", `KV in use: ${percent(rank.kv.used ?? 0)}`);
-    setText(this.memory, `${bytes(rank.memory.weights)} weights, ${bytes(rank.memory.kv)} KV of ${bytes(rank.memory.total)}`);
-    const {steps, compute, wait} = rank.step_micros;
-    setText(this.step, steps ? `a step: ${millis(compute / 1000)} + ${millis(wait / 1000)} waiting; bubble ${percent(rank.time.bubble)}` : "no step in the last second");
-  }
-}
-
-function bar(parts) {
-  return draw("svg", {class: "bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img"}, draw("rect", {class: "ground", width: 100, height: 10}), parts);
+  return [make("h3", {}, "Lost ranks"), make("ol", {class: "losses"}, items)];
 }

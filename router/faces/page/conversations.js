@@ -20,16 +20,17 @@ function opened() {
 
 const store = async (mode) => (await opened()).transaction(STORE, mode).objectStore(STORE);
 
+/** All conversations: pinned ones first, then the newest. */
 export async function all() {
   const stored = await result((await store("readonly")).getAll());
-  return stored.sort((a, b) => b.changed - a.changed);
+  return stored.sort((a, b) => Boolean(b.isPinned) - Boolean(a.isPinned) || b.changed - a.changed);
 }
 
 export const one = async (id) => result((await store("readonly")).get(id));
 
-export async function save(conversation) {
+export async function save(conversation, changed = Date.now()) {
   const objects = await store("readwrite");
-  await result(objects.put({...conversation, changed: Date.now()}));
+  await result(objects.put({...conversation, changed}));
   if ((await result(objects.count())) <= CONVERSATIONS_MAX) return;
   for (const old of (await all()).slice(CONVERSATIONS_MAX)) await remove(old.id);
 }
@@ -64,15 +65,46 @@ export function path(conversation, at = conversation.at) {
 /** The sampling parameters and system prompt of an answer. Earlier builds stored them as `asked`, some with messages. */
 export const requestOf = (turn) => turn.request ?? turn.asked;
 
+/** The calls of an answer: `{id, name, arguments}`. Earlier builds stored one text, which has no id. */
+export const callsOf = (turn) => (Array.isArray(turn.calls) ? turn.calls : turn.calls ? [{id: "", name: "", arguments: turn.calls}] : []);
+
+/** The messages that a turn adds to a request. */
+function messagesOf(turn) {
+  if (turn.role === "tool") return turn.results.map(({id, text}) => ({role: "tool", tool_call_id: id, content: text}));
+  const calls = turn.role === "assistant" ? callsOf(turn).filter((call) => call.id) : [];
+  if (!calls.length) return [{role: turn.role, content: turn.text}];
+  const made = calls.map(({id, name, arguments: given}) => ({id, type: "function", function: {name, arguments: given}}));
+  return [{role: turn.role, content: turn.text, tool_calls: made}];
+}
+
 /** The request of an answer. Its messages come from the branch before the turn and are stored only there. */
 export function body(conversation, turn) {
-  const {system, ...request} = requestOf(turn);
+  const {system, continued, ...request} = requestOf(turn);
   if (request.messages) return request;
-  const messages = path(conversation, turn.parent).map(({role, text}) => ({role, content: text}));
-  return {...request, messages: system ? [{role: "system", content: system}, ...messages] : messages};
+  const messages = path(conversation, turn.parent).flatMap(messagesOf);
+  if (system) messages.unshift({role: "system", content: system});
+  if (!continued) return {...request, messages};
+  messages.push({role: "assistant", content: continued});
+  return {...request, messages, add_generation_prompt: false, continue_final_message: true};
 }
 
 export const siblings = (conversation, turn) => conversation.turns.filter((other) => other.parent === turn.parent);
+
+/** Removes a turn and all turns below it. The branch before it becomes the current one. */
+export function cut(conversation, turn) {
+  const removed = new Set([turn.id]);
+  for (const other of conversation.turns) if (removed.has(other.parent)) removed.add(other.id);
+  conversation.turns = conversation.turns.filter((other) => !removed.has(other.id));
+  const beside = conversation.turns.filter((other) => other.parent === turn.parent).at(-1);
+  conversation.at = beside ? end(conversation, beside).id : turn.parent;
+}
+
+/** A new conversation with the turns up to one, which were copied from another. */
+export function forked(conversation, turn) {
+  const copy = fresh();
+  for (const of of path(conversation, turn.id)) add(copy, {...structuredClone(of), id: copy.next, parent: copy.at});
+  return copy;
+}
 
 /** The last turn of the newest branch below a turn. */
 export function end(conversation, turn) {
@@ -84,7 +116,24 @@ export function end(conversation, turn) {
   }
 }
 
+/** The text of a file with conversations. */
+export const exported = (conversations) => JSON.stringify({lockstep: "conversations", version: 1, conversations}, null, 1);
+
+/** Stores the conversations of a file under new ids. Returns how many. Throws if it is not such a file. */
+export async function imported(text) {
+  const {lockstep, version, conversations} = JSON.parse(text);
+  if (lockstep !== "conversations" || version !== 1 || !Array.isArray(conversations)) throw new Error("the file has no conversations of this page");
+  for (const conversation of conversations) {
+    if (!Array.isArray(conversation.turns) || conversation.turns.some((turn) => !["user", "assistant", "tool"].includes(turn.role))) throw new Error("a conversation has turns of another form");
+    // An answer that was under way in the other browser is not continued here.
+    for (const turn of conversation.turns) if (turn.role === "assistant") turn.over ??= "stopped";
+    await save({...fresh(), ...conversation, id: fresh().id});
+  }
+  return conversations.length;
+}
+
 export function title(conversation) {
+  if (conversation.name) return conversation.name;
   const first = conversation.turns.find((turn) => turn.role === "user");
   const text = first?.text.trim().replace(/\s+/g, " ") ?? "";
   return text.length > TITLE_MAX ? `${text.slice(0, TITLE_MAX)}…` : text || "New conversation";

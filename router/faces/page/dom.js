@@ -1,5 +1,7 @@
 // Makes nodes. Text becomes text nodes only: no string is ever parsed as HTML.
 
+import {icon} from "./icons.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /** A node: `make("p", {class: "quiet"}, "text", child)`. A function as a property handles the event of that name. */
@@ -21,10 +23,78 @@ function filled(node, properties, children) {
   return node;
 }
 
-/** Shows a message in the status line, which screen readers announce. */
+const NOTE_MS = 4000;
+let noteTimer = null;
+
+/** Shows a message above the page until another replaces it. Screen readers announce it. */
 export function showStatus(text) {
+  clearTimeout(noteTimer);
   const status = document.getElementById("status");
   if (status) setText(status, text);
+}
+
+/** Shows a message for a few seconds. */
+export function showNote(text) {
+  showStatus(text);
+  noteTimer = setTimeout(() => showStatus(""), NOTE_MS);
+}
+
+/** A message for screen readers only. */
+export function announce(text) {
+  const node = document.getElementById("announced");
+  if (node) setText(node, text);
+}
+
+/** A button that shows an icon. `name` is its name for screen readers and its tooltip. */
+export function iconButton(shape, name, click, more = {}) {
+  return make("button", {type: "button", class: "bare", "aria-label": name, title: name, click, ...more}, icon(shape));
+}
+
+/** The bar at the top of a view: its title, and what belongs to all of it. */
+export function bar(id, title, ...children) {
+  const open = () => document.documentElement.toggleAttribute("data-drawer", true);
+  return make("header", {class: "bar"}, iconButton("menu", "Open the navigation", open, {class: "bare drawer"}), make("h1", {id}, title), ...children);
+}
+
+/** Opens a dialog with a title. It is removed when it closes. Returns the dialog. */
+export function openDialog(title, body, onClose = () => {}) {
+  const dialog = make("dialog", {"aria-label": title, close: () => (dialog.remove(), onClose()), click: (event) => event.target === dialog && dialog.close()},
+    make("header", {}, make("h2", {}, title), iconButton("close", "Close", () => dialog.close())), make("div", {class: "body"}, body));
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
+
+/** A button that opens a menu of `items()`: `[icon, name, run]`. Arrow keys move in the menu, Escape closes it. */
+export function menuButton(shape, name, items) {
+  const node = make("span", {class: "with-menu"});
+  let menu = null;
+  const button = iconButton(shape, name, () => (menu ? close() : open()), {"aria-haspopup": "menu", "aria-expanded": "false"});
+  const close = (focus) => {
+    // Removing it moves the focus, which closes it again.
+    const shown = menu;
+    menu = null;
+    shown?.remove();
+    button.setAttribute("aria-expanded", "false");
+    if (focus) button.focus();
+  };
+  const open = () => {
+    const entries = items().map(([shape, name, run]) => make("button", {type: "button", role: "menuitem", click: () => (close(true), run())}, icon(shape), name));
+    const move = (event) => {
+      if (event.key === "Escape") return event.stopPropagation(), close(true);
+      const by = {ArrowDown: 1, ArrowUp: -1}[event.key];
+      if (!by) return;
+      event.preventDefault();
+      entries[(entries.indexOf(document.activeElement) + by + entries.length) % entries.length].focus();
+    };
+    menu = make("div", {class: "menu", role: "menu", "aria-label": name, keydown: move}, entries);
+    menu.addEventListener("focusout", (event) => menu && !menu.contains(event.relatedTarget) && event.relatedTarget !== button && close());
+    node.append(menu);
+    button.setAttribute("aria-expanded", "true");
+    entries[0]?.focus();
+  };
+  node.append(button);
+  return node;
 }
 
 /** Replaces a text only if it has changed, so that a selection and a reader's place stay. */
@@ -53,9 +123,10 @@ export function setFlag(node, name, is) {
   else node.removeAttribute(name);
 }
 
-export function facts(pairs) {
-  const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return make("dl", {class: "facts"}, shown.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+/** A list of `[name, value, help]`, without those that have no value. The help is shown as a tooltip of the name. */
+export function facts(all) {
+  const shown = all.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return make("dl", {class: "facts"}, shown.map(([name, value, help]) => make("div", {}, make("dt", {title: help}, name), make("dd", {}, value))));
 }
 
 export const bytes = (n) => {
@@ -73,4 +144,4 @@ export const millis = (ms) => {
   return ms < 120000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 60000)} min`;
 };
 
-export const count = (n) => (n >= 1e6 ? `${(n / 1e6).toFixed(1)}M` : n >= 1e4 ? `${Math.round(n / 1e3)}k` : `${Math.round(n)}`);
+export const count = (n) => (n < 10 && !Number.isInteger(n) ? n.toFixed(1) : n >= 1e6 ? `${(n / 1e6).toFixed(1)}M` : n >= 1e4 ? `${Math.round(n / 1e3)}k` : `${Math.round(n)}`);

@@ -5,11 +5,12 @@ import {make} from "./dom.js";
 const SPARE = 6;
 
 /**
- * `row()` makes an empty row, `fill(node, item)` writes into one. The style sheet sets the row height.
+ * `row()` makes an empty row, `fill(node, item)` writes into one, `key(item)` is the same for an item in each list. The
+ * style sheet sets the row height. When items come or go above, the visible ones and the focus stay where they are.
  */
 export class List {
-  constructor(label, row, fill) {
-    [this.row, this.fill, this.items, this.nodes] = [row, fill, [], []];
+  constructor(label, row, fill, key) {
+    [this.row, this.fill, this.key, this.items, this.nodes] = [row, fill, key, [], []];
     this.rows = make("div", {class: "rows"});
     this.node = make("div", {class: "list", tabindex: "0", role: "region", "aria-label": label, scroll: () => this.drawSoon()}, this.rows);
     this.height = 0;
@@ -18,7 +19,16 @@ export class List {
   }
 
   show(items) {
+    const top = this.height ? Math.floor(this.node.scrollTop / this.height) : 0;
+    const [before, seen] = [this.items, this.items[top] && this.key(this.items[top])];
     this.items = items;
+    if (top && seen !== undefined && before !== items) {
+      const at = items.findIndex((item) => this.key(item) === seen);
+      if (at >= 0 && at !== top) {
+        this.fit();
+        this.node.scrollTop += (at - top) * this.height;
+      }
+    }
     this.drawSoon();
   }
 
@@ -32,15 +42,20 @@ export class List {
     });
   }
 
+  fit() {
+    if (this.n_items !== this.items.length) this.rows.style.height = `${this.items.length * this.height}px`;
+    this.n_items = this.items.length;
+  }
+
   draw() {
     if (!this.height) this.height = this.rowHeight();
     if (!this.height) return;
     // Reads the layout before it writes: a read after a write forces a second layout.
     const {scrollTop, clientHeight} = this.node;
+    const focused = this.nodes.includes(document.activeElement) ? document.activeElement.shows : undefined;
     const first = Math.max(0, Math.floor(scrollTop / this.height) - SPARE);
     const n = Math.max(0, Math.min(this.items.length - first, Math.ceil(clientHeight / this.height) + 2 * SPARE));
-    if (this.n_items !== this.items.length) this.rows.style.height = `${this.items.length * this.height}px`;
-    this.n_items = this.items.length;
+    this.fit();
     while (this.nodes.length < n) {
       const node = this.row();
       this.nodes.push(node);
@@ -48,9 +63,12 @@ export class List {
     }
     while (this.nodes.length > n) this.nodes.pop().remove();
     this.nodes.forEach((node, at) => {
+      const item = this.items[first + at];
       const transform = `translateY(${(first + at) * this.height}px)`;
       if (node.style.transform !== transform) node.style.transform = transform;
-      this.fill(node, this.items[first + at]);
+      node.shows = this.key(item);
+      this.fill(node, item);
+      if (focused !== undefined && node.shows === focused && node !== document.activeElement) node.focus({preventScroll: true});
     });
   }
 

@@ -1,21 +1,52 @@
-// Chooses the view, loads the viewer's rights, and runs the one stream of changes for the shown view.
+// Draws the frame, chooses the view, loads the viewer's rights, and runs the one stream of changes for the shown view.
 
 import {Chat} from "./chat.js";
 import {Cluster} from "./cluster.js";
+import {Commands} from "./commands.js";
 import {Load} from "./load.js";
+import {Models} from "./models.js";
 import {Requests} from "./requests.js";
-import {make, setFlag, showStatus} from "./dom.js";
+import {iconButton, make, setFlag, setText, showStatus} from "./dom.js";
+import {icon} from "./icons.js";
+import {applyTheme, themeCommands, themeSwitch} from "./theme.js";
 import {HttpError, get, key, watch} from "./server.js";
 
 const VIEWS = [
-  {name: "chat", title: "Chat", make: () => new Chat(), isAllowed: (viewer) => viewer.chats},
-  {name: "cluster", title: "Cluster", make: () => new Cluster(), isAllowed: ({sees}) => sees.cluster && !sees.elsewhere},
-  {name: "requests", title: "Requests", make: (rest) => new Requests(rest), isAllowed: () => true},
-  {name: "load", title: "Load", make: () => new Load(), isAllowed: ({sees}) => sees.cluster && !sees.elsewhere},
+  {name: "chat", title: "Chat", icon: "chat", keys: "g c", make: () => new Chat(), isAllowed: (viewer) => viewer.chats},
+  {name: "models", title: "Models", icon: "models", keys: "g m", make: () => new Models(viewer), isAllowed: (viewer) => viewer.chats},
+  {name: "cluster", title: "Cluster", icon: "cluster", keys: "g k", make: () => new Cluster(), isAllowed: ({sees}) => sees.cluster && !sees.elsewhere},
+  {name: "requests", title: "Requests", icon: "list", keys: "g r", make: (rest) => new Requests(rest), isAllowed: () => true},
+  {name: "load", title: "Load", icon: "chart", keys: "g l", make: () => new Load(), isAllowed: ({sees}) => sees.cluster && !sees.elsewhere},
 ];
 
-const [place, nav, form] = ["view", "views", "key"].map((id) => document.getElementById(id));
+const [place, side] = ["view", "side"].map((id) => document.getElementById(id));
+const nav = make("nav", {id: "views", "aria-label": "Views"});
+const ofView = make("div", {class: "of-view"});
+const version = make("span", {class: "quiet small push"});
+const changeKey = iconButton("key", "Use another API key", () => (key.set(""), start()), {hidden: true});
 let [viewer, shown, watching, name] = [null, null, null, null];
+
+const commands = new Commands(() => [
+  ...(shown?.commands?.() ?? []),
+  ...allowedViews().map((view) => ({icon: view.icon, name: `Go to ${view.title}`, keys: view.keys, run: () => (location.hash = view.name)})),
+  ...themeCommands(),
+  {icon: "help", name: "Show the keyboard shortcuts", keys: "?", run: () => commands.openShortcuts()},
+]);
+
+function drawFrame() {
+  const close = () => document.documentElement.removeAttribute("data-drawer");
+  side.append(
+    make("p", {class: "brand"}, make("img", {src: "page/icon.svg", alt: ""}), "Lockstep"),
+    nav, ofView,
+    make("div", {class: "foot"}, themeSwitch(), iconButton("help", "Keyboard shortcuts", () => commands.openShortcuts()), changeKey, version));
+  side.after(make("button", {type: "button", class: "shade", "aria-label": "Close the navigation", click: close}));
+  side.addEventListener("click", (event) => event.target.closest("a, .of-view button:not([aria-haspopup])") && close());
+  addEventListener("keydown", (event) => event.key === "Escape" && close());
+  document.body.append(make("p", {id: "announced", class: "hidden", role: "status", "aria-live": "polite"}));
+  applyTheme();
+}
+
+const allowedViews = () => (viewer ? VIEWS.filter((view) => view.isAllowed(viewer)) : []);
 
 /** Returns whether this port serves a path to this key. */
 const isServed = async (path) => {
@@ -36,34 +67,52 @@ async function start() {
     const [chats, cluster] = await Promise.all([isServed("v1/models"), viewer.sees.cluster ? isServed("cluster") : false]);
     Object.assign(viewer, {chats});
     viewer.sees.elsewhere = viewer.sees.cluster && !cluster;
-    form.hidden = !viewer.asks_for_keys;
+    changeKey.hidden = !viewer.asks_for_keys;
+    setText(version, viewer.version);
+    document.getElementById("key")?.remove();
     showStatus("");
     show();
   } catch (error) {
     clear();
-    const needsKey = error instanceof HttpError && error.status === 401;
-    form.hidden = !needsKey;
-    showStatus(needsKey ? (key.get() ? "This API key is unknown." : "An API key is required.") : `The server does not respond: ${error.message}`);
-    if (needsKey) form.elements.key.focus();
-    else setTimeout(start, 2000);
+    if (error instanceof HttpError && error.status === 401) return requestKey();
+    showStatus(`The server does not respond: ${error.message}`);
+    setTimeout(start, 2000);
   }
+}
+
+/** Shows the form for an API key in place of a view. */
+function requestKey() {
+  const input = make("input", {type: "password", name: "key", autocomplete: "off", spellcheck: "false", "aria-label": "API key", placeholder: "API key"});
+  const use = (event) => {
+    event.preventDefault();
+    key.set(input.value.trim());
+    clear();
+    start();
+  };
+  const problem = key.get() ? make("p", {class: "bad", role: "alert"}, "This API key is unknown.") : null;
+  place.replaceChildren(make("form", {id: "key", class: "gate card", submit: use},
+    make("h1", {}, "This server requires an API key"), make("p", {class: "quiet small"}, "This browser keeps the key until the tab is closed."), problem,
+    make("div", {class: "row-of"}, input, make("button", {class: "main"}, "Use"))));
+  input.focus();
 }
 
 function clear() {
   watching?.abort();
   shown?.close?.();
-  [shown, name] = [null, null];
+  [viewer, shown, name] = [null, null, null];
+  changeKey.hidden = true;
   place.replaceChildren();
   nav.replaceChildren();
+  ofView.replaceChildren();
 }
 
 function show() {
-  if (!viewer) return;
-  const views = VIEWS.filter((view) => view.isAllowed(viewer));
+  const views = allowedViews();
+  if (!views.length) return;
   const [requested, rest] = location.hash.slice(1).split("/", 2).map(decodeURIComponent);
   const view = views.find((of) => of.name === requested) ?? views[0];
   nav.replaceChildren(...views.map((of) => {
-    const link = make("a", {href: `#${of.name}`}, of.title);
+    const link = make("a", {href: `#${of.name}`}, icon(of.icon), of.title);
     if (of === view) link.setAttribute("aria-current", "page");
     return link;
   }));
@@ -74,6 +123,8 @@ function show() {
   name = view.name;
   shown = view.make(rest);
   place.replaceChildren(shown.node);
+  ofView.replaceChildren(...(shown.side ? [shown.side] : []));
+  scrollTo(0, 0);
   follow();
 }
 
@@ -92,13 +143,8 @@ function follow() {
   watch(topics, (topic, data) => view === shown && view.update(topic, data), onState, signal);
 }
 
-form.addEventListener("submit", (event) => {
-  event.preventDefault();
-  key.set(form.elements.key.value.trim());
-  form.elements.key.value = "";
-  clear();
-  start();
-});
+drawFrame();
 addEventListener("hashchange", (event) => (new URL(event.newURL).hash === "#view" ? null : show()));
 document.addEventListener("visibilitychange", follow);
 start();
+

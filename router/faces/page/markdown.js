@@ -1,11 +1,16 @@
-// Markdown as nodes: paragraphs, headings, lists, quotes, tables, code, emphasis and links. Other syntax stays text.
-// Reads each line once, makes no HTML and runs no code. A link shows its target and uses http or https only.
+// Markdown as nodes: paragraphs, headings, lists, tasks, quotes, tables, code, formulas, emphasis and links. Other syntax
+// stays text, also images: none is fetched. Reads each line once, makes no HTML and runs no code. A link shows its target
+// and uses http or https only.
 
+import {codeBlock} from "./code.js";
 import {make} from "./dom.js";
+import {formula} from "./math.js";
 
 /** Text beyond this number of nodes is shown as plain text. */
 const NODES_MAX = 20000;
 const DEPTH_MAX = 8;
+/** A formula of more lines stays text. */
+const FORMULA_LINES_MAX = 40;
 /** In a longer paragraph, marks stay text. */
 const INLINE_MAX = 20000;
 /** Marks that change the direction of text, and control characters: shown by their code points. */
@@ -52,6 +57,8 @@ function block(lines, at, out, budget, depth) {
   if (line.trim() === "") return at + 1;
   const fence = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/.exec(line);
   if (fence) return code(lines, at, fence, out);
+  const behind = displayed(lines, at, out);
+  if (behind !== null) return behind;
   const heading = /^ {0,3}(#{1,6})\s+(.*)$/s.exec(line);
   if (heading) {
     // A model's headings are not part of the page's outline.
@@ -74,8 +81,25 @@ const isRule = (line) => /^[\s:|-]+$/.test(line) && line.includes("|") && line.i
 function code(lines, at, [, mark, language], out) {
   let last = at + 1;
   while (last < lines.length && !lines[last].trim().startsWith(mark)) last += 1;
-  const text = lines.slice(at + 1, last).join("\n");
-  out.append(make("pre", {tabindex: "0", "aria-label": language ? `Code in ${language}` : "Code"}, make("code", {}, text)));
+  out.append(codeBlock(lines.slice(at + 1, last).join("\n"), language));
+  return last + 1;
+}
+
+/** A formula between `$$` or `\[` and `\]`, on its own lines. Returns the line behind it, or null if there is none. */
+function displayed(lines, at, out) {
+  const open = /^\s*(\$\$|\\\[)/.exec(lines[at])?.[1];
+  if (!open) return null;
+  const close = open === "$$" ? "$$" : "\\]";
+  let [text, last] = [lines[at].trimStart().slice(2), at];
+  while (!text.trimEnd().endsWith(close) && last - at < FORMULA_LINES_MAX && last + 1 < lines.length) {
+    last += 1;
+    text += `\n${lines[last]}`;
+  }
+  const inside = text.trimEnd();
+  if (!inside.endsWith(close)) return null;
+  const made = formula(inside.slice(0, -2), true);
+  if (!made) return null;
+  out.append(make("div", {class: "wide", tabindex: "0", role: "group", "aria-label": "Formula"}, made));
   return last + 1;
 }
 
@@ -104,8 +128,13 @@ function list(lines, at, out, budget, depth) {
       inside.push(lines[at].replace(new RegExp(`^ {0,${width}}`), ""));
       at += 1;
     }
-    const itemNode = make("li");
+    const task = /^\[([ xX])\]\s+/.exec(inside[0]);
+    const itemNode = make("li", {class: task ? "task" : null});
     budget.left -= 1;
+    if (task) {
+      inside[0] = inside[0].slice(task[0].length);
+      itemNode.append(make("input", {type: "checkbox", disabled: true, checked: task[1] !== " ", "aria-label": task[1] === " " ? "open" : "done"}));
+    }
     if (inside.length === 1) inline(itemNode, inside[0], budget);
     else blocks(inside, itemNode, budget, depth + 1);
     node.append(itemNode);
@@ -117,7 +146,8 @@ function list(lines, at, out, budget, depth) {
 
 function table(lines, at, out, budget) {
   const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
-  const row = (line, name) => make("tr", {}, cells(line).map((cell) => inline(make(name), cell, budget)));
+  const aligned = cells(lines[at + 1]).map((rule) => (rule.endsWith(":") ? (rule.startsWith(":") ? "to-center" : "to-end") : null));
+  const row = (line, name) => make("tr", {}, cells(line).map((cell, column) => inline(make(name, {class: aligned[column]}), cell, budget)));
   const head = make("thead", {}, row(lines[at], "th"));
   const body = make("tbody");
   let end = at + 2;
@@ -125,7 +155,7 @@ function table(lines, at, out, budget) {
     body.append(row(lines[end], "td"));
     end += 1;
   }
-  out.append(make("table", {}, head, body));
+  out.append(make("table", {tabindex: "0"}, head, body));
   return end;
 }
 
@@ -138,7 +168,7 @@ function paragraph(lines, at, out, budget) {
 }
 
 // Each alternative ends at its own mark, so that the pattern does not scan a text again from each of its characters.
-const MARKS = /(?<!`)(`{1,3})([^`]+)\1(?!`)|\*\*([^*\n]+)\*\*|__([^_\n]+)__|\*([^*\s][^*\n]*)\*|\b_([^_\n]+)_\b|~~([^~\n]+)~~|\[([^\]\n]{1,500})\]\((https?:\/\/[^)\s]{1,2000})\)|(https?:\/\/[^\s<>"')\]]{1,2000})|(\n)/g;
+const MARKS = /(?<!`)(`{1,3})([^`]+)\1(?!`)|\\\(([^\n]{1,500}?)\\\)|(?<![\w$\\])\$([^\s$](?:[^$\n]{0,500}[^\s$\\])?)\$(?![\w$])|\*\*([^*\n]+)\*\*|__([^_\n]+)__|\*([^*\s][^*\n]*)\*|\b_([^_\n]+)_\b|~~([^~\n]+)~~|\[([^\]\n]{1,500})\]\((https?:\/\/[^)\s]{1,2000})\)|(https?:\/\/[^\s<>"')\]]{1,2000})|(\n)/g;
 
 function inline(node, text, budget) {
   let from = 0;
@@ -146,9 +176,10 @@ function inline(node, text, budget) {
     if (budget.left <= 0) break;
     budget.left -= 1;
     if (found.index > from) node.append(text.slice(from, found.index));
-    const [all, , code, strong, strong2, em, em2, deleted, label, target, bare, line] = found;
+    const [all, , code, math, math2, strong, strong2, em, em2, deleted, label, target, bare, line] = found;
     from = found.index + all.length;
     if (code !== undefined) node.append(make("code", {}, code));
+    else if (math ?? math2) node.append(formula(math ?? math2, false) ?? all);
     else if (strong ?? strong2) node.append(make("strong", {}, strong ?? strong2));
     else if (em ?? em2) node.append(make("em", {}, em ?? em2));
     else if (deleted) node.append(make("del", {}, deleted));

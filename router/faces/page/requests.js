@@ -1,23 +1,33 @@
-// Requests under way and those that ended last; for one request, its events with their times.
+// Requests under way and those that ended last, with filters; for one request, where its time went.
 
-import {count, draw, facts, make, millis, setAttr, setText} from "./dom.js";
-import {get} from "./server.js";
+import {bar, count, facts, iconButton, make, millis, percent, setAttr, setText} from "./dom.js";
 import {List} from "./list.js";
+import {get} from "./server.js";
+import {waterfall, withRepeats} from "./waterfall.js";
 
-const COLUMNS = ["number", "state", "id", "prompt", "cached", "output", "first_token_ms", "took_ms"];
-const NAMES = ["Request", "State", "Answer", "Prompt", "Cached", "Output", "First token", "Took"];
+const COLUMNS = [
+  ["arrived_ms", "Time"], ["state", "State"], ["id", "Model and request"], ["prompt", "Prompt"], ["cached", "Reused"], ["output", "Output"], ["first_token_ms", "First token"], ["took_ms", "Took"],
+];
 /** The columns that narrow windows leave out. */
 const OPTIONAL = new Set(["prompt", "cached", "output", "first_token_ms"]);
+/** A request is slow if its first token came this many times later than the median, and later than the time below. */
+const [SLOW_TIMES, SLOW_MS] = [3, 500];
+const FILTERS = [["all", "All"], ["running", "Running"], ["slow", "Slow"], ["failed", "Failed"]];
 
 export class Requests {
   constructor(open) {
-    this.counts = make("p", {class: "quiet"}, "");
-    this.list = new List("List of requests", row, fill);
-    this.one = make("div", {"aria-live": "polite"});
-    this.empty = make("p", {class: "quiet"}, "");
-    const head = make("div", {class: "row head", "aria-hidden": "true"}, NAMES.map((name, at) => make("span", {class: OPTIONAL.has(COLUMNS[at]) ? "optional" : ""}, name)));
-    this.node = make("section", {"aria-labelledby": "requests"}, make("h1", {id: "requests"}, "Requests"),
-      this.counts, this.empty, head, this.list.node, this.one);
+    [this.filter, this.tenant, this.all] = ["all", "", []];
+    this.counts = make("span", {class: "quiet small"});
+    this.buttons = FILTERS.map(([name, label]) => make("button", {type: "button", "aria-pressed": `${name === "all"}`, click: () => this.setFilter(name),
+      title: name === "slow" ? `The first token came ${SLOW_TIMES} times later than the median, and after ${SLOW_MS} ms` : null}, label));
+    this.tenants = make("select", {"aria-label": "Tenant", hidden: true, change: () => ((this.tenant = this.tenants.value), this.draw())});
+    this.list = new List("List of requests", row, (node, request) => fill(node, request, this), (request) => request.number);
+    this.one = make("aside", {class: "one", "aria-live": "polite", "aria-label": "One request", hidden: true});
+    this.empty = make("p", {class: "note"});
+    const head = make("div", {class: "row head", "aria-hidden": "true"}, COLUMNS.map(([name, label]) => make("span", {class: OPTIONAL.has(name) ? "optional" : ""}, label)));
+    this.node = make("section", {class: "view requests", "aria-labelledby": "requests"},
+      bar("requests", "Requests", this.counts, make("span", {class: "push"}), make("div", {class: "segments", role: "group", "aria-label": "Filter"}, this.buttons), this.tenants),
+      make("div", {class: "split"}, make("div", {class: "main-part"}, this.empty, head, this.list.node), this.one));
     if (open) this.open(open);
   }
 
@@ -25,14 +35,46 @@ export class Requests {
     return ["requests"];
   }
 
+  commands() {
+    return FILTERS.map(([name, label]) => ({icon: "filter", name: `Show requests: ${label.toLowerCase()}`, run: () => this.setFilter(name)}));
+  }
+
+  setFilter(name) {
+    this.filter = name;
+    FILTERS.forEach(([of], at) => setAttr(this.buttons[at], "aria-pressed", `${of === name}`));
+    this.draw();
+  }
+
   update(_, {waiting, running, requests}) {
-    const own = waiting === null;
-    setText(this.counts, own ? `Your requests: ${requests.filter((of) => !of.over).length} under way` : `${waiting} waiting for the first token, ${running} answering`);
-    setText(this.empty, requests.length ? "" : "No requests since this router started.");
-    this.list.show(requests);
+    this.all = requests;
+    const isOwn = waiting === null;
+    setText(this.counts, isOwn ? `Your requests: ${requests.filter((of) => !of.over).length} running` : `${waiting} in the queue, ${running} answering`);
+    this.showTenants();
+    this.draw();
     // Loads the open request again while it runs.
     const open = this.shown && requests.find((of) => of.number === this.shown);
     if (open && (!open.over || !this.isOver)) this.open(this.shown);
+  }
+
+  showTenants() {
+    const names = [...new Set(this.all.map((of) => of.tenant))].sort();
+    const key = names.join("\n");
+    // Without API keys there is one tenant, whose name means nothing.
+    this.hasTenants = names.length > 1 || names[0] !== "other";
+    this.tenants.hidden = names.length < 2;
+    if (this.tenantsShown === key) return;
+    this.tenantsShown = key;
+    this.tenants.replaceChildren(make("option", {value: ""}, "All tenants"), ...names.map((name) => make("option", {value: name}, name)));
+    this.tenants.value = names.includes(this.tenant) ? this.tenant : (this.tenant = "");
+  }
+
+  draw() {
+    const limit = slowLimit(this.all);
+    const fits = {all: () => true, running: (of) => !of.over, failed: (of) => of.over && of.state !== "ok", slow: (of) => (of.first_token_ms ?? (of.over ? 0 : of.took_ms)) > limit}[this.filter];
+    const shown = this.filter === "all" && !this.tenant ? this.all : this.all.filter((of) => fits(of) && (!this.tenant || of.tenant === this.tenant));
+    this.empty.hidden = shown.length > 0;
+    setText(this.empty, this.all.length ? "No request has these properties." : "No requests since this router started.");
+    this.list.show(shown);
   }
 
   async open(number) {
@@ -41,30 +83,51 @@ export class Requests {
     try {
       const request = await get(`requests/${encodeURIComponent(number)}`);
       [this.shown, this.isOver] = [request.number, request.over];
-      this.one.replaceChildren(timeline(request));
+      this.one.replaceChildren(details(request, () => this.closeOne()));
     } catch (error) {
-      this.one.replaceChildren(make("p", {class: "bad"}, error.message));
+      this.one.replaceChildren(make("p", {class: "note bad"}, error.message));
     } finally {
       this.busy = false;
+      this.one.hidden = false;
+      this.node.classList.add("with-one");
+      this.list.drawSoon();
     }
+  }
+
+  closeOne() {
+    [this.shown, this.one.hidden] = [null, true];
+    this.node.classList.remove("with-one");
+    history.replaceState(null, "", "#requests");
+    this.list.drawSoon();
+    this.list.node.focus();
   }
 }
 
+/** The time of a first token above which a request is slow. */
+function slowLimit(requests) {
+  const times = requests.map((of) => of.first_token_ms).filter((ms) => ms !== null).sort((a, b) => a - b);
+  return Math.max(SLOW_MS, SLOW_TIMES * (times[times.length >> 1] ?? 0));
+}
+
 function row() {
-  return make("a", {class: "row", href: "#requests"}, COLUMNS.map((name) => make("span", {class: OPTIONAL.has(name) ? "optional" : ""})));
+  return make("a", {class: "row", href: "#requests"}, COLUMNS.map(([name]) => make("span", {class: OPTIONAL.has(name) ? "optional" : name === "state" ? "badge" : ""})));
 }
 
-function fill(node, request) {
+function fill(node, request, {shown, hasTenants}) {
   setAttr(node, "href", `#requests/${request.number}`);
-  COLUMNS.forEach((name, at) => setText(node.children[at], text(name, request)));
-  setAttr(node.children[1], "class", request.over ? (request.state === "ok" ? "good" : "bad") : "warn");
+  COLUMNS.forEach(([name], at) => setText(node.children[at], text(name, request, hasTenants)));
+  setAttr(node.children[1], "class", `badge ${request.over ? (request.state === "ok" ? "good" : "bad") : "warn"}`);
+  if (request.number === shown) node.setAttribute("aria-current", "true");
+  else node.removeAttribute("aria-current");
 }
 
-function text(name, request) {
+const clock = (ms) => new Date(ms).toLocaleTimeString([], {hour12: false});
+
+function text(name, request, hasTenants) {
   const value = request[name];
-  if (name === "number") return `${value}`;
-  if (name === "state" && request.computed) return `prompt ${Math.floor((100 * request.computed) / request.prompt)}%`;
-  if (name === "id") return [request.model || "–", request.tenant, request.id ?? ""].join(" · ");
+  if (name === "arrived_ms") return value ? clock(value) : "–";
+  if (name === "state" && request.computed) return `prompt ${percent(request.computed / request.prompt)}`;
+  if (name === "id") return [request.model || "–", hasTenants ? request.tenant : "", request.id ?? `number ${request.number}`].filter(Boolean).join(" · ");
   if (name.endsWith("_ms")) return millis(value);
   return typeof value === "number" ? count(value) : `${value ?? "–"}`;
 }
@@ -79,17 +142,7 @@ const EVENT_TEXTS = {
   moved: () => "Moved to another replica",
 };
 
-/** Sets `again` on events that a choice repeats after a preemption or a loss. */
-export function withRepeats(events) {
-  const starts = new Map();
-  return events.map((event) => {
-    if (event.what === "started") starts.set(event.choice, (starts.get(event.choice) ?? 0) + 1);
-    const again = ["started", "chunk"].includes(event.what) && (starts.get(event.choice) ?? 0) > 1;
-    return {...event, again};
-  });
-}
-
-function timeline(request) {
+function details(request, close) {
   const events = withRepeats(request.events);
   const isOne = request.choices <= 1;
   const list = events.map((event) => make("tr", {},
@@ -97,54 +150,16 @@ function timeline(request) {
     isOne ? null : make("td", {}, `${event.choice}`),
     make("td", {class: event.what === "lost" ? "bad" : event.what === "preempted" || event.what === "moved" ? "warn" : ""}, EVENT_TEXTS[event.what]?.(event) ?? event.what)));
   const end = request.over ? make("tr", {}, make("td", {}, millis(request.took_ms)), isOne ? null : make("td"), make("td", {}, `Ends: ${request.state}`)) : null;
-  return make("article", {class: "card", "aria-label": `Request ${request.number}`},
-    make("h2", {}, `Request ${request.number} · ${request.state}`),
-    facts([["Answer", request.id], ["Model", request.model], ["Replica", request.replica], ["Prompt", `${request.prompt} tokens`],
-      ["From cache", request.over ? `${request.cached}` : null], ["Output", `${request.output} tokens`], ["First token", millis(request.first_token_ms)], ["Took", millis(request.took_ms)]]),
-    diagram(request, events),
-    make("ul", {class: "legend"}, [["idle", "waits"], ["compute", "prompt computed"], ["wait", "computed again"], ["answered", "answers"], ["kv", "tokens"]]
-      .map(([name, label]) => make("li", {}, make("span", {class: `swatch ${name}`}), label))),
-    make("div", {class: "wide"}, make("table", {},
-      make("thead", {}, make("tr", {}, ["After", isOne ? null : "Choice", "What"].map((name) => name && make("th", {scope: "col"}, name)))),
+  const decoded = request.first_token_ms === null ? 0 : request.took_ms - request.first_token_ms;
+  const speed = request.output > 1 && decoded > 0 ? `${(((request.output - 1) * 1000) / decoded).toFixed(1)} tokens/s` : null;
+  return make("article", {class: "card stack", "aria-label": `Request ${request.number}`},
+    make("header", {class: "row-of"}, make("h2", {}, `Request ${request.number}`), make("span", {class: `badge ${request.over ? (request.state === "ok" ? "good" : "bad") : "warn"}`}, request.state), iconButton("close", "Close", close, {class: "bare push"})),
+    facts([["First token", millis(request.first_token_ms)], ["Took", millis(request.took_ms)], ["Speed", speed], ["Prompt", `${count(request.prompt)} tokens`],
+      ["Reused of it", request.over ? percent(request.prompt ? request.cached / request.prompt : 0) : null], ["Output", `${count(request.output)} tokens`]]),
+    waterfall(request, events),
+    make("div", {class: "wide"}, make("table", {class: "events"},
+      make("thead", {}, make("tr", {}, ["After", isOne ? null : "Choice", "Event"].map((name) => name && make("th", {scope: "col"}, name)))),
       make("tbody", {}, list, end))),
-    request.events_unkept ? make("p", {class: "quiet"}, `${request.events_unkept} events in between were not recorded.`) : null);
-}
-
-function diagram(request, events) {
-  const all = Math.max(request.took_ms, 1);
-  const x = (ms) => (1000 * ms) / all;
-  const spans = [];
-  let [since, state] = [0, "span"];
-  const until = (at) => {
-    if (at > since) spans.push(draw("rect", {class: state, x: x(since), width: Math.max(x(at - since), 1), y: 4, height: 20}));
-    since = at;
-  };
-  const {counts, width_ms} = request.tokens;
-  // No event marks the end of a recomputation: the next token does.
-  const tokenAfter = (ms) => {
-    const first = Math.ceil(ms / width_ms);
-    const at = counts.findIndex((n, bin) => bin >= first && n);
-    return at < 0 ? Infinity : at * width_ms;
-  };
-  const advance = (to) => {
-    const nextToken = tokenAfter(since);
-    if (state === "span again" && nextToken < to) {
-      until(nextToken);
-      state = "span answered";
-    }
-    until(to);
-  };
-  for (const event of events) {
-    advance(event.at_ms);
-    if (event.what === "started" || event.what === "chunk") state = event.again ? "span again" : "span computed";
-    else if (event.what === "first token") state = "span answered";
-    else if (event.what !== "placed") state = "span";
-  }
-  advance(request.took_ms);
-  const marks = events.filter((event) => ["preempted", "lost", "moved"].includes(event.what))
-    .map((event) => draw("line", {class: "mark", x1: x(event.at_ms), x2: x(event.at_ms), y1: 0, y2: 60}));
-  const top = Math.max(...counts, 1);
-  const bars = counts.map((n, at) => draw("rect", {class: "part kv", x: x(at * width_ms), width: Math.max(x(width_ms), 1), y: 60 - (30 * n) / top, height: (30 * n) / top}));
-  const label = `From its arrival to ${millis(request.took_ms)}: the table below lists the same events.`;
-  return draw("svg", {class: "timeline", viewBox: "0 0 1000 60", preserveAspectRatio: "none", role: "img", "aria-label": label}, spans, bars, marks);
+    request.events_unkept ? make("p", {class: "quiet small"}, `${request.events_unkept} events in between were not recorded.`) : null,
+    facts([["Model", request.model], ["Replica", request.replica], ["Tenant", request.tenant === "other" ? null : request.tenant], ["API", request.api], ["Id", request.id]]));
 }

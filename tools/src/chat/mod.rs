@@ -254,7 +254,7 @@ fn print_wrapped(text: &str) {
 
 fn is_too_long(error: &anyhow::Error) -> bool {
     let message = error.to_string();
-    message.contains("no room is left for an answer") || message.contains("the replica cannot hold the request")
+    message.contains("too many for a context") || message.contains("the replica cannot hold the request")
 }
 
 /// A whole message, or None at the end of the input.

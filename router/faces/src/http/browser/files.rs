@@ -52,17 +52,29 @@ fn file_routes() -> Vec<Route> {
         "/page/main.js" "main.js" SCRIPT
         "/page/dom.js" "dom.js" SCRIPT
         "/page/server.js" "server.js" SCRIPT
+        "/page/icons.js" "icons.js" SCRIPT
+        "/page/theme.js" "theme.js" SCRIPT
+        "/page/commands.js" "commands.js" SCRIPT
         "/page/markdown.js" "markdown.js" SCRIPT
+        "/page/code.js" "code.js" SCRIPT
+        "/page/math.js" "math.js" SCRIPT
         "/page/near.js" "near.js" SCRIPT
         "/page/list.js" "list.js" SCRIPT
         "/page/chart.js" "chart.js" SCRIPT
         "/page/cluster.js" "cluster.js" SCRIPT
         "/page/requests.js" "requests.js" SCRIPT
+        "/page/waterfall.js" "waterfall.js" SCRIPT
         "/page/load.js" "load.js" SCRIPT
+        "/page/models.js" "models.js" SCRIPT
         "/page/chat.js" "chat.js" SCRIPT
+        "/page/conversationlist.js" "conversationlist.js" SCRIPT
+        "/page/conversations.js" "conversations.js" SCRIPT
+        "/page/settings.js" "settings.js" SCRIPT
+        "/page/turn.js" "turn.js" SCRIPT
+        "/page/probabilities.js" "probabilities.js" SCRIPT
+        "/page/reuse.js" "reuse.js" SCRIPT
         "/page/runs.js" "runs.js" SCRIPT
         "/page/answer.js" "answer.js" SCRIPT
-        "/page/conversations.js" "conversations.js" SCRIPT
     ]
 }
 

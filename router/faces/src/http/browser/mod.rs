@@ -9,9 +9,11 @@ mod requests;
 pub use files::page_routes;
 
 use crate::http::door::Viewer;
+use crate::http::error::HttpError;
 use crate::http::table::{Route, get};
 use axum::Json;
 use axum::extract::{Extension, State};
+use http::StatusCode;
 use router::front::frontend::Frontend;
 use router::limits::keys::Role;
 use serde_json::{Value, json};
@@ -29,7 +31,18 @@ pub fn tenant_routes() -> Vec<Route> {
 
 /// Pages for operators.
 pub fn operator_routes() -> Vec<Route> {
-    vec![get("/load/hour", "the last hour's load in bins", load::hour)]
+    vec![
+        get("/load/hour", "the last hour's load in bins", load::hour),
+        get("/models/machine", "the models on this machine, and those that it could fetch", machine_models),
+    ]
+}
+
+/// Reads files, so it does not run on the runtime's own threads.
+async fn machine_models(State(front): State<Arc<Frontend>>) -> Result<Json<Value>, HttpError> {
+    let none = || HttpError::bad_request(StatusCode::NOT_FOUND, "this server's replicas are on other machines");
+    let list = front.config.machine_models.clone().ok_or_else(none)?;
+    let listed = front.texts.on_thread(move || list()).await?;
+    listed.map(Json).map_err(|why| HttpError::bad_request(StatusCode::NOT_FOUND, &why))
 }
 
 async fn viewer(State(front): State<Arc<Frontend>>, Extension(viewer): Extension<Viewer>) -> Json<Value> {

@@ -1,6 +1,6 @@
 //! Whether a model of the catalogue fits on this machine, as `serve` would place it with its default settings.
 
-use crate::serve::plan::place_shape;
+use super::plan::place_shape;
 use crate::settings::ServeSettings;
 use checkpoint::catalogue::CatalogueEntry;
 use clap::Parser;
