@@ -94,7 +94,10 @@ def reload(tab):
 
 
 def act(tab, name, on=".turn.assistant:last-child"):
-    """Presses a button below a message."""
+    """Presses a button below a message, or one in the menu there."""
+    if not tab.run("return Boolean(document.querySelector(of))", of=f"{on} button[aria-label='{name}']"):
+        tab.click(f"{on} button[aria-label=More]")
+        return tab.click(".menu button", name)
     tab.click(f"{on} button[aria-label='{name}']")
 
 

@@ -37,15 +37,14 @@ def main(binary, folder):
 
 
 def draw_chat(browser, server, path):
-    from common import OVER, send, store_settings
+    from common import OVER, act, reload, send, store_settings
 
     tab = browser.tab(server.url + "/#chat", **VIEW)
     store_settings(tab, model="smollm2", temperature=0, max_tokens=40, logprobs=True)
-    tab.run("location.reload()")
-    tab.until("document.querySelector('select[name=model]')?.options.length > 0", 20, "the models are listed")
+    reload(tab)
     send(tab, "Name three colours.")
     tab.until(OVER, 60, "the answer has ended")
-    tab.click(".turn.assistant button", "Tokens")
+    act(tab, "Probabilities")
     tab.run("document.querySelector('.token:nth-child(4)').focus()")
     draw(tab, path)
 
@@ -57,7 +56,7 @@ def draw_cluster(browser, server, path):
         thread.start()
     tab = browser.tab(server.url + "/#cluster", **VIEW)
     tab.until("document.querySelectorAll('.rank.ready').length === 4", 30, "four ranks")
-    tab.until("document.body.innerText.includes('3 run')", 30, "three requests")
+    tab.until("document.body.innerText.includes('3 running')", 30, "three requests")
     # The measured rates are those of the last seconds.
     tab.run("await new Promise((done) => setTimeout(done, 4000))")
     draw(tab, path)

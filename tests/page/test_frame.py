@@ -165,12 +165,12 @@ class Frame(PageTest):
         for n in range(3):
             self.request("/v1/completions", {"model": "smollm2", "prompt": f"number {n}", "max_tokens": 2})
         tab = self.tab("/#requests")
-        rows = "[...document.querySelectorAll('.list .row')]"
+        rows = "[...document.querySelectorAll('.list a.row')]"
         tab.until(f"{rows}.length >= 3", 20, "requests")
         n_all = tab.run(f"return {rows}.length")
-        tab.click(".segments button", "Failed")
+        tab.click(".segments button:last-child")
         tab.until(f"{rows}.length === 0", 10, "none has failed")
-        tab.click(".segments button", "All")
+        tab.click(".segments button:first-child")
         tab.until(f"{rows}.length === {n_all}", 10, "all again")
         focused = tab.run(f"const row = {rows}[1]; row.focus(); return row.getAttribute('href')")
         self.request("/v1/completions", {"model": "smollm2", "prompt": "one more", "max_tokens": 2})

@@ -35,10 +35,10 @@ export class Chart {
     setText(this.middle, all.length ? this.format(top / 2) : "");
     const n = this.length();
     setText(this.from, when(0));
-    setText(this.half, when(Math.floor((n - 1) / 2)));
+    setText(this.half, when((n - 1) / 2));
     const nows = series.map((line) => `${line.name} ${this.text(line, n - 1)}`);
     this.svg.setAttribute("aria-label", `${this.title} from ${when(0)} to now. ${all.length ? `Highest ${this.format(Math.max(...all))}. Now ${nows.join(", ")}` : "Not measured."}`);
-    if (this.legend.childElementCount !== series.length) this.legend.replaceChildren(...series.map((_, at) => make("li", {}, make("span", {class: `swatch ${ORDER[at]}`}), make("span"))));
+    if (this.legend.childElementCount !== series.length) this.legend.replaceChildren(...series.map((_, at) => make("li", {}, draw("svg", {class: "sample", viewBox: "0 0 20 4", "aria-hidden": "true"}, draw("path", {class: `line ${ORDER[at]}`, d: "M0 2h20"})), make("span"))));
     series.forEach((line, at) => setText(this.legend.children[at].lastChild, nows[at]));
     this.move(this.at);
   }

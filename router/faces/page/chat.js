@@ -51,9 +51,22 @@ export class Chat {
       {icon: "search", name: "Search in conversations", keys: "s", run: () => (document.documentElement.toggleAttribute("data-drawer", true), this.list.search.focus())},
       {icon: "edit", name: "Write a message", keys: "/", run: () => this.text.focus()},
       {icon: "gear", name: "Settings of the chat", keys: ",", run: () => this.settings.toggle()},
+      ...this.lastAnswer((answer) => [
+        {icon: "shield", name: "Verify the last answer", keys: "v", run: () => answer.verify()},
+        {icon: "repeat", name: "Regenerate the last answer", keys: "r", run: () => this.isBusy() || answer.regenerate()}]),
       ...(this.isBusy() ? [{icon: "stop", name: "Stop the answer", keys: ".", run: () => runs.stop(this.conversation.id)}] : []),
-      ...this.list.commands(this.all ?? []),
     ];
+  }
+
+  /** The conversations, which the palette lists behind all commands. */
+  places() {
+    return this.list.commands(this.all ?? []);
+  }
+
+  /** Returns the commands for the last answer, if there is one. */
+  lastAnswer(commands) {
+    const last = conversations.path(this.conversation).filter((turn) => turn.role === "assistant" && turn.over).at(-1);
+    return last && this.shown.has(last.id) ? commands(this.shown.get(last.id)) : [];
   }
 
   async begin() {
@@ -119,7 +132,7 @@ export class Chat {
   showContext() {
     const last = conversations.path(this.conversation).filter((turn) => turn.usage).at(-1);
     const context = this.settings.context();
-    setText(this.context, context ? `${count(last?.usage.total_tokens ?? 0)} / ${count(context)}` : "");
+    setText(this.context, context ? `${count(last?.usage.total_tokens ?? 0)} of ${count(context)} tokens` : "");
     setAttr(this.context, "title", "Tokens of this conversation, and the most that the model can hold");
   }
 

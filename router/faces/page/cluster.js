@@ -1,12 +1,14 @@
 // Every replica: its state, its figures, the grid of its ranks by stage and tensor rank, and the ranks that were lost.
 
-import {bar, bytes, count, draw, facts, make, millis, openDialog, percent, redraw, setAttr, setText} from "./dom.js";
+import {bar, bytes, clock, count, draw, facts, make, millis, openDialog, percent, redraw, setAttr, setText} from "./dom.js";
 import {nearby} from "./near.js";
 
 const PARTS = ["compute", "wait", "idle"];
-const PART_NAMES = {compute: "computes", wait: "waits for other ranks", idle: "idle"};
+const PART_NAMES = {compute: "computing", wait: "waiting for other ranks", idle: "idle"};
 /** Grids of more ranks have small cells: the figures of a rank are in its dialog. */
 const LARGE_CELLS_MAX = 32;
+/** The figures that are always shown; the others are in a part that opens. */
+const MAIN_FACTS = 6;
 const HELP = {
   grid: "Tensor-parallel ranks in each stage × pipeline stages",
   changes: "How often this grid was built or changed. Each loss and each replacement of a rank changes it.",
@@ -23,9 +25,8 @@ export class Cluster {
     this.replicas = make("div", {class: "stack"});
     /** The shown replicas by name. They are updated in place. */
     this.shown = new Map();
-    const legend = make("ul", {class: "legend", "aria-label": "Colours of the ranks"},
-      PARTS.map((part) => make("li", {}, make("span", {class: `swatch ${part}`}), PART_NAMES[part])),
-      [["memory", "weights"], ["third", "KV in use"]].map(([kind, label]) => make("li", {}, make("span", {class: `swatch ${kind === "third" ? "kv" : "weights"}`}), label)));
+    const keys = [...PARTS.map((part) => [part, PART_NAMES[part]]), ["weights", "weights"], ["kv", "KV in use"], ["room", "KV free"]];
+    const legend = make("ul", {class: "legend", "aria-label": "Colours of the ranks"}, keys.map(([kind, label]) => make("li", {}, make("span", {class: `swatch ${kind}`}), label)));
     this.node = make("section", {class: "view", "aria-labelledby": "cluster"}, bar("cluster", "Cluster", make("span", {class: "push"}), legend), this.summary, this.replicas);
   }
 
@@ -84,8 +85,10 @@ class Replica {
     this.name = make("h2");
     this.phase = make("span", {class: "badge"});
     this.model = make("span", {class: "quiet small"});
+    this.lost = make("span", {class: "badge", hidden: true});
     this.head = make("header", {class: "row-of"});
-    [this.why, this.facts, this.losses] = [make("div", {class: "stack"}), make("div"), make("div")];
+    [this.why, this.losses, this.main, this.more] = [make("div", {class: "stack"}), make("div"), make("div", {class: "main-facts"}), make("div")];
+    this.facts = make("div", {class: "stack"}, this.main, make("details", {}, make("summary", {class: "small"}, "More figures"), this.more));
     this.grid = make("div", {class: "grid"});
     this.stages = [];
     this.far = [this.name];
@@ -105,6 +108,10 @@ class Replica {
     redraw(this.why, why, () => why.map((of) => make("p", {class: "note warn"}, of)));
     const lost = (replica.lost ?? []).map((of) => ({...of, seconds_ago: Math.floor(of.seconds_ago)}));
     redraw(this.losses, lost, () => losses(lost));
+    const last = lost.at(-1);
+    setText(this.lost, last ? `Rank ${last.rank} lost ${millis(last.seconds_ago * 1000)} ago, ${last.pause_seconds === null ? "not yet replaced" : last.successor ? "replaced" : "the grid is smaller"}` : "");
+    this.lost.hidden = !last;
+    setAttr(this.lost, "class", `badge ${last?.pause_seconds === null ? "bad" : "warn"}`);
     this.far = [this.name, ...(why.length ? [this.why] : []), ...(lost.length ? [this.losses] : [])];
     if (this.isNear) this.draw();
     else if (this.node.childElementCount !== this.far.length) this.node.replaceChildren(...this.far);
@@ -114,8 +121,8 @@ class Replica {
     if (isNear === this.isNear) return;
     this.isNear = isNear;
     if (isNear) {
-      this.head.replaceChildren(this.name, this.phase, this.model);
-      this.node.replaceChildren(this.head, this.why, this.grid, this.facts, this.losses);
+      this.head.replaceChildren(this.name, this.phase, this.lost, this.model);
+      this.node.replaceChildren(this.head, this.why, this.grid, this.losses, this.facts);
       this.draw();
     } else {
       this.node.replaceChildren(...this.far);
@@ -127,7 +134,8 @@ class Replica {
     const {replica} = this;
     if (!replica) return;
     const pairs = factPairs(replica);
-    redraw(this.facts, pairs, () => [facts(pairs)]);
+    redraw(this.main, pairs.slice(0, MAIN_FACTS), () => [facts(pairs.slice(0, MAIN_FACTS))]);
+    redraw(this.more, pairs.slice(MAIN_FACTS), () => [facts(pairs.slice(MAIN_FACTS))]);
     const stages = new Map();
     for (const rank of replica.ranks) {
       if (!stages.has(rank.stage)) stages.set(rank.stage, []);
@@ -194,11 +202,13 @@ class Stage {
 /** A cell of the grid: where a rank's time goes, and what is in its memory. */
 class Rank {
   constructor() {
+    // The state, or of a ready rank how much of its time it computes.
     [this.name, this.state, this.text] = [make("strong"), make("span", {class: "state"}), make("span", {class: "figures"})];
     this.time = Object.fromEntries(PARTS.map((part) => [part, draw("rect", {class: `part ${part}`, height: 10})]));
     [this.weights, this.kv] = [draw("rect", {class: "part weights", height: 10, x: 0}), draw("rect", {class: "part kv", height: 10})];
     this.bars = [bars(Object.values(this.time)), bars([this.weights, this.kv])];
-    this.button = make("button", {type: "button", class: "cell", click: () => openRank(this.rank)}, this.name, this.state, this.bars, this.text);
+    this.where = make("span", {class: "figures"});
+    this.button = make("button", {type: "button", class: "cell", click: () => openRank(this.rank)}, this.name, this.state, this.bars);
     this.node = make("li", {class: "rank"}, this.button);
   }
 
@@ -207,7 +217,7 @@ class Rank {
     const state = lost ? "lost" : rank.state;
     setAttr(this.node, "class", `rank ${state}`);
     setText(this.name, `Rank ${rank.rank}`);
-    setText(this.state, lost ? `lost, ${rank.state} again` : state);
+    setText(this.state, lost ? `lost, ${rank.state} again` : state === "ready" ? percent(rank.time.compute ?? 0) : state);
     let x = 0;
     for (const part of PARTS) {
       const share = rank.time[part] ?? 0;
@@ -215,14 +225,19 @@ class Rank {
       setAttr(this.time[part], "width", (share * 100).toFixed(1));
       x += share * 100;
     }
-    const {weights, kv, total} = rank.memory;
+    const {weights, kv} = rank.memory;
     const used = rank.kv.used ?? 0;
-    const part = (n) => ((100 * n) / (total || 1)).toFixed(1);
+    // The bar is what the rank has allocated: its weights, and the KV cache in use and free.
+    const part = (n) => ((100 * n) / (weights + kv || 1)).toFixed(1);
     setAttr(this.weights, "width", part(weights));
     setAttr(this.kv, "x", part(weights));
     setAttr(this.kv, "width", part(kv * used));
     // Small cells have no room for it.
-    if (!isSmall) setText(this.text, `${percent(rank.time.compute ?? 0)} computes · ${bytes(weights + kv)} of ${bytes(total)}`);
+    if (!isSmall) {
+      if (!this.text.parentNode) this.button.append(this.text, this.where);
+      setText(this.text, `weights ${bytes(weights)} · KV ${bytes(kv)}`);
+      setText(this.where, `${rank.host} · pid ${rank.pid}`);
+    }
     const shares = PARTS.map((name) => `${PART_NAMES[name]} ${percent(rank.time[name] ?? 0)}`).join(", ");
     setAttr(this.button, "aria-label", `Rank ${rank.rank}, stage ${rank.stage}, ${state}: ${shares}; KV in use ${percent(used)}`);
     setAttr(this.button, "title", `${rank.host}: ${shares}; KV in use ${percent(used)}`);
@@ -263,18 +278,18 @@ function factPairs(replica) {
   const planned = speed.predicted ? `${speed.predicted.low.toFixed(1)} to ${speed.predicted.high.toFixed(1)} tokens/s` : null;
   const {used, total} = replica.blocks;
   return [
-    ["Grid", `tp ${replica.grid.tp} × pp ${replica.grid.pp}`, HELP.grid],
-    ["Context", replica.context ? `${count(replica.context)} tokens` : null],
-    ["Running", `${replica.requests.running} run, ${replica.requests.waiting} wait`],
-    ["KV blocks in use", total ? `${count(used)} of ${count(total)}` : null, HELP.blocks],
-    ["Spare workers", replica.spares, HELP.spares],
+    ["One request, measured", speed.alone ? `${speed.alone.toFixed(1)} tokens/s` : planned ? "not yet" : null, "The speed of a request that runs alone, when there was one last"],
     ["One request, predicted", planned && `${planned}${speed.predicted.bottleneck ? `, limited by ${speed.predicted.bottleneck}` : ""}`, HELP.predicted],
-    ["One request, measured", speed.alone ? `${speed.alone.toFixed(1)} tokens/s` : planned ? "not yet" : null],
-    ["All requests, measured", speed.busy ? `${speed.busy.toFixed(1)} tokens/s` : null],
+    ["All requests, measured", speed.busy ? `${speed.busy.toFixed(1)} tokens/s` : "–", "The sum over all requests in the last seconds"],
+    ["Requests", `${replica.requests.running} running, ${replica.requests.waiting} waiting`],
+    ["KV blocks in use", total ? `${count(used)} of ${count(total)}` : "–", HELP.blocks],
+    ["Grid", `${replica.grid.tp} tensor × ${replica.grid.pp} pipeline`, HELP.grid],
+    ["Context", replica.context ? `${count(replica.context)} tokens` : null],
+    ["Spare workers", replica.spares, HELP.spares],
     ...stepPairs(replica.step_speed),
     ...draftPairs(replica.drafts),
-    ["Changes of the grid", replica.epoch === undefined ? null : `${replica.epoch}`.split(".").at(-1), HELP.changes],
-    ["Hash of the numerics", replica.policy_digest?.slice(0, 12), HELP.digest],
+    ["Grid changes", replica.epoch === undefined ? null : `${replica.epoch}`.split(".").at(-1), HELP.changes],
+    ["Numerics hash", replica.policy_digest?.slice(0, 12), HELP.digest],
   ];
 }
 
@@ -287,7 +302,7 @@ function stepPairs(steps) {
   return [
     ["Time of a step", costs.map(({rows, ms}) => `${count(rows)} ${rows === 1 ? "token" : "tokens"} in ${millis(ms)}`).join(", ")],
     ["Steps as predicted", percent(steps.as_predicted / steps.predicted), "Steps that took at most a fifth more or less than the scheduler expected"],
-    ["Prompts were cut by", cuts.map(([reason, n]) => `${reason} ${count(n)}`).join(", ") || null, "What limited the chunks in which prompts are computed"],
+    ["Prompt chunks limited by", cuts.map(([reason, n]) => `${reason} (${count(n)})`).join(", ") || null, "What limited the chunks in which prompts are computed"],
   ];
 }
 
@@ -304,7 +319,7 @@ function losses(lost) {
     const isOver = of.pause_seconds !== null;
     const pause = isOver ? `The replica paused ${millis(of.pause_seconds * 1000)}, ${of.tokens_replayed} positions were computed again` : "The replica pauses";
     const since = of.successor ? `, pid ${of.successor.pid} on ${of.successor.host} replaced it` : isOver ? ", the grid continues without it" : "";
-    return make("li", {class: isOver ? "" : "open"}, make("span", {class: "when"}, `${millis(of.seconds_ago * 1000)} ago`),
+    return make("li", {class: isOver ? "" : "open"}, make("span", {class: "when"}, clock(Date.now() - of.seconds_ago * 1000), make("br"), `${millis(of.seconds_ago * 1000)} ago`),
       make("div", {}, make("p", {}, make("strong", {}, `Rank ${of.rank} was lost`), `: pid ${of.pid} on ${of.host}, ${of.cause} (${of.why})`), make("p", {class: "quiet small"}, `${pause}${since}.`)));
   });
   return [make("h3", {}, "Lost ranks"), make("ol", {class: "losses"}, items)];

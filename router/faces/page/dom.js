@@ -65,9 +65,11 @@ export function openDialog(title, body, onClose = () => {}) {
   return dialog;
 }
 
-/** A button that opens a menu of `items()`: `[icon, name, run]`. Arrow keys move in the menu, Escape closes it. */
+/**
+ * A button that opens a menu, which stands in the page's body and is not cut off by a part of it. Its entries are `items()`,
+ * each `[icon, name, run]`. Arrow keys move in the menu, Escape closes it.
+ */
 export function menuButton(shape, name, items) {
-  const node = make("span", {class: "with-menu"});
   let menu = null;
   const button = iconButton(shape, name, () => (menu ? close() : open()), {"aria-haspopup": "menu", "aria-expanded": "false"});
   const close = (focus) => {
@@ -89,12 +91,20 @@ export function menuButton(shape, name, items) {
     };
     menu = make("div", {class: "menu", role: "menu", "aria-label": name, keydown: move}, entries);
     menu.addEventListener("focusout", (event) => menu && !menu.contains(event.relatedTarget) && event.relatedTarget !== button && close());
-    node.append(menu);
+    document.body.append(menu);
+    placeBelow(menu, button);
     button.setAttribute("aria-expanded", "true");
     entries[0]?.focus();
   };
-  node.append(button);
-  return node;
+  return button;
+}
+
+/** Puts a menu below a button, or above it where there is no room, within the window. */
+function placeBelow(menu, button) {
+  const [of, own] = [button.getBoundingClientRect(), menu.getBoundingClientRect()];
+  const isBelow = of.bottom + own.height < innerHeight;
+  menu.style.top = `${Math.max(4, isBelow ? of.bottom : of.top - own.height)}px`;
+  menu.style.left = `${Math.max(4, Math.min(of.left, innerWidth - own.width - 8))}px`;
 }
 
 /** Replaces a text only if it has changed, so that a selection and a reader's place stay. */
@@ -135,6 +145,8 @@ export const bytes = (n) => {
   while (n >= 1024 && at < units.length - 1) [n, at] = [n / 1024, at + 1];
   return `${n >= 100 || at === 0 ? Math.round(n) : n.toFixed(1)} ${units[at]}`;
 };
+
+export const clock = (ms) => new Date(ms).toLocaleTimeString([], {hour12: false});
 
 export const percent = (part) => `${Math.round(part * 100)}%`;
 

@@ -6,13 +6,13 @@ const SPARE = 6;
 
 /**
  * `row()` makes an empty row, `fill(node, item)` writes into one, `key(item)` is the same for an item in each list. The
- * style sheet sets the row height. When items come or go above, the visible ones and the focus stay where they are.
+ * style sheet sets the row height. `head` stays above the rows. When items come or go above, the visible ones and the focus stay where they are.
  */
 export class List {
-  constructor(label, row, fill, key) {
+  constructor(label, row, fill, key, head) {
     [this.row, this.fill, this.key, this.items, this.nodes] = [row, fill, key, [], []];
     this.rows = make("div", {class: "rows"});
-    this.node = make("div", {class: "list", tabindex: "0", role: "region", "aria-label": label, scroll: () => this.drawSoon()}, this.rows);
+    this.node = make("div", {class: "list", tabindex: "0", role: "region", "aria-label": label, scroll: () => this.drawSoon()}, head, this.rows);
     this.height = 0;
     this.isScheduled = false;
     new ResizeObserver(() => this.drawSoon()).observe(this.node);

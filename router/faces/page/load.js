@@ -13,10 +13,10 @@ const time = (s) => millis(s * 1000);
 /** Each chart: its title, the form of its values, and its lines as functions of a bin and the seconds of a bin. */
 const CHARTS = [
   ["Tokens", rate, [["generated", (bin, s) => bin.output / s], ["in prompts", (bin, s) => bin.prompt / s]]],
-  ["First token", time, [["p50", (bin) => bin.first_token_s?.p50 ?? null], ["p99", (bin) => bin.first_token_s?.p99 ?? null]]],
-  ["Between tokens", time, [["p50", (bin) => bin.between_tokens_s?.p50 ?? null], ["p99", (bin) => bin.between_tokens_s?.p99 ?? null]]],
+  ["Time to first token", time, [["p50", (bin) => bin.first_token_s?.p50 ?? null], ["p99", (bin) => bin.first_token_s?.p99 ?? null]]],
+  ["Time between tokens", time, [["p50", (bin) => bin.between_tokens_s?.p50 ?? null], ["p99", (bin) => bin.between_tokens_s?.p99 ?? null]]],
   ["Requests", rate, [["arrived", (bin, s) => bin.arrived / s], ["refused", (bin, s) => bin.refused / s], ["interrupted", (bin, s) => bin.broken / s]]],
-  ["Requests at once, highest", count, [["in the queue", (bin) => bin.waiting_max], ["answering", (bin) => bin.running_max]]],
+  ["Concurrent requests, highest", count, [["waiting", (bin) => bin.waiting_max], ["answering", (bin) => bin.running_max]]],
   ["Prompt tokens reused", percent, [["of all prompts", (bin) => (bin.prompt ? bin.cached / bin.prompt : null)]]],
 ];
 
@@ -48,6 +48,7 @@ export class Load {
 
   setRange(name) {
     this.range = name;
+    this.showAge();
     RANGES.forEach(([of], at) => setAttr(this.buttons[at], "aria-pressed", `${of === name}`));
     if (this.load) this.draw();
   }
@@ -56,7 +57,7 @@ export class Load {
     if (!this.receivedAt) return;
     const age = Date.now() - this.receivedAt;
     this.age.className = age > OLD_MS ? "badge warn" : "quiet small";
-    setText(this.age, age > OLD_MS ? `These figures are ${millis(age)} old` : `in bins of ${this.load.bin_seconds} s`);
+    setText(this.age, age > OLD_MS ? `These figures are ${millis(age)} old` : `${this.load.seconds < RANGES.find(([name]) => name === this.range)[2] ? "since the server started, " : ""}in averages of ${this.load.bin_seconds} s`);
   }
 
   update(_, load) {
@@ -70,7 +71,7 @@ export class Load {
     const seconds = RANGES.find(([name]) => name === this.range)[2];
     const all = series(load, seconds);
     const when = (at) => {
-      const ago = (all.length - 1 - at) * load.bin_seconds;
+      const ago = Math.round((all.length - 1 - at) * load.bin_seconds);
       return ago === 0 ? "now" : ago < 120 ? `${ago} s ago` : `${Math.round(ago / 60)} min ago`;
     };
     CHARTS.forEach(([, , lines], at) => this.charts[at].show(lines.map(([name, value]) => ({name, values: all.map((bin) => value(bin, load.bin_seconds))})), when));
@@ -83,17 +84,19 @@ export class Load {
 /** One entry for each bin since the router started, at most these seconds: zeros where there was no activity. */
 export function series(load, seconds = 3600) {
   const known = new Map(load.bins.map((bin) => [bin.number, bin]));
-  const n = Math.min(load.now + 1, Math.floor(seconds / load.bin_seconds));
+  // The bin of this moment is incomplete, so it is not drawn while there are others.
+  const last = Math.max(load.now - 1, 0);
+  const n = Math.min(last + 1, Math.floor(seconds / load.bin_seconds));
   const empty = {arrived: 0, ended: 0, refused: 0, broken: 0, prompt: 0, cached: 0, output: 0, waiting_max: null, running_max: null};
-  return Array.from({length: n}, (_, at) => known.get(load.now - n + 1 + at) ?? empty);
+  return Array.from({length: n}, (_, at) => known.get(last - n + 1 + at) ?? empty);
 }
 
 function sums(bins) {
   const sum = (name) => bins.reduce((total, bin) => total + bin[name], 0);
   const worst = (name) => bins.reduce((most, bin) => Math.max(most, bin[name]?.p99 ?? 0), 0);
   const [prompt, ended, refused] = [sum("prompt"), sum("ended"), sum("refused")];
-  return [["Requests answered", count(ended)], ["Tokens generated", count(sum("output"))], ["Worst p99, first token", worst("first_token_s") ? time(worst("first_token_s")) : "–"],
-    ["Worst p99, between tokens", worst("between_tokens_s") ? time(worst("between_tokens_s")) : "–"], ["Prompt tokens reused", prompt ? percent(sum("cached") / prompt) : "–"], ["Refused", count(refused)]];
+  return [["Answered", count(ended)], ["Generated tokens", count(sum("output"))], ["First token, p99", worst("first_token_s") ? time(worst("first_token_s")) : "–"],
+    ["Between tokens, p99", worst("between_tokens_s") ? time(worst("between_tokens_s")) : "–"], ["Prompts reused", prompt ? percent(sum("cached") / prompt) : "–"], ["Refused", count(refused)]];
 }
 
 function tenants(bins) {

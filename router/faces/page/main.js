@@ -31,6 +31,7 @@ const commands = new Commands(() => [
   ...allowedViews().map((view) => ({icon: view.icon, name: `Go to ${view.title}`, keys: view.keys, run: () => (location.hash = view.name)})),
   ...themeCommands(),
   {icon: "help", name: "Show the keyboard shortcuts", keys: "?", run: () => commands.openShortcuts()},
+  ...(shown?.places?.() ?? []),
 ]);
 
 function drawFrame() {

@@ -31,7 +31,7 @@ export class Models {
     this.machine.replaceChildren(make("p", {class: "quiet small"}, "Reading the models on this machine …"));
     try {
       const {models, catalogue} = await get("models/machine");
-      this.machine.replaceChildren(make("h2", {}, "On this machine"), onDisk(models), make("h2", {}, "To fetch"),
+      this.machine.replaceChildren(make("h2", {}, "On this machine"), onDisk(models), make("h2", {}, "Available"),
         make("p", {class: "quiet small"}, "Fetch a model with the command beside it, and start the server with its name. Whether it fits is computed for this machine's memory."), toFetch(catalogue));
     } catch (error) {
       if (!(error instanceof HttpError)) throw error;
@@ -49,7 +49,7 @@ function card({id, root, max_model_len: context, about}) {
     facts([["Parameters", details.parameter_size], ["Family", details.family], ["Context", context ? `${count(context)} tokens` : null], ["Source", root]]));
 }
 
-const table = (label, names, rows) => make("div", {class: "card wide", tabindex: "0", role: "region", "aria-label": label}, make("table", {},
+const table = (label, names, rows) => make("div", {class: "card wide", tabindex: "0", role: "region", "aria-label": label}, make("table", {class: "table"},
   make("thead", {}, make("tr", {}, names.map((name) => make("th", {scope: "col"}, name)))), make("tbody", {}, rows)));
 
 function onDisk(models) {
@@ -60,13 +60,13 @@ function onDisk(models) {
 }
 
 function toFetch(catalogue) {
-  return table("Models to fetch", ["Model", "Good at", "Size", "Fits", "Command"], catalogue.map((of) => make("tr", {},
+  return table("Models to fetch", ["Model", "Good at", "Size", "Fits this machine", "Command"], catalogue.map((of) => make("tr", {},
     make("td", {class: "strong"}, of.model), make("td", {}, of.about), make("td", {class: "nowrap"}, bytes(of.bytes)), make("td", {}, fit(of.fit)), make("td", {}, of.here ? make("span", {class: "badge good"}, "on this machine") : command(of.model)))));
 }
 
 function fit({fits, context, weight_bytes, kv_bytes, why_not}) {
   if (!fits) return make("span", {class: "badge bad", title: why_not}, "no");
-  return make("span", {class: "badge good", title: `${bytes(weight_bytes)} of weights and ${bytes(kv_bytes)} of KV cache`}, `${count(context)} tokens`);
+  return make("span", {title: `${bytes(weight_bytes)} of weights and ${bytes(kv_bytes)} of KV cache`}, `with ${count(context)} tokens of context`);
 }
 
 function command(name) {

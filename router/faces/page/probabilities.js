@@ -8,7 +8,7 @@ const SHOWN_MAX = 4000;
 const LEVELS = 5;
 
 export function probabilities(tokens) {
-  if (!tokens.length) return [make("p", {class: "note tokens"}, "This answer has no probabilities. Enable “Probabilities of tokens” in the settings before you send a message.")];
+  if (!tokens.length) return [make("p", {class: "note tokens"}, "This answer has no probabilities. Enable “Keep the probabilities of tokens” in the settings before you send a message.")];
   const details = make("div", {class: "alternatives", role: "status"}, "Point at a token, or move with the arrow keys.");
   const shown = tokens.slice(0, SHOWN_MAX).map((token, at) => make("button", {type: "button", class: `token p${level(token.logprob)}`, "aria-label": token.token.trim() ? null : JSON.stringify(token.token), tabindex: at ? "-1" : "0", "data-at": at}, visible(token.token)));
   const showToken = (node) => {

@@ -37,7 +37,7 @@ export class Settings {
     this.about = new Map();
     this.model = make("select", {name: "model", "aria-label": "Model", change: () => (this.store(), this.describe())});
     this.system = make("textarea", {name: "system", rows: 4, placeholder: "How the model should behave"});
-    this.numbers = NUMBERS.map(([name, label, limits]) => ({name, label, input: make("input", {type: "number", name, placeholder: "the model's", ...limits})}));
+    this.numbers = NUMBERS.map(([name, label, limits]) => ({name, label, input: make("input", {type: "number", name, placeholder: "default", ...limits})}));
     this.thinking = make("select", {name: "thinking"}, [["", "The model's default"], ["on", "On"], ["off", "Off"]].map(([value, text]) => make("option", {value}, text)));
     this.tools = this.json("tools", "Tools", "Their JSON schemas. The model may call them, and you answer the calls by hand.", TOOLS_EXAMPLE, parseTools);
     this.schema = this.json("schema", "Form of answers", "A JSON schema that every answer must match.", SCHEMA_EXAMPLE, parseSchema);
@@ -52,7 +52,8 @@ export class Settings {
         group("System prompt", this.system),
         group("Sampling", make("div", {class: "pairs"}, this.numbers.map(({label, input}) => field(label, input))), this.thinkingField),
         group("Tools", this.tools.node), group("JSON output", this.schema.node),
-        group("Details", make("label", {class: "check"}, this.logprobs, "Probabilities of tokens"))));
+        make("label", {class: "check"}, this.logprobs, "Keep the probabilities of tokens"),
+        make("button", {type: "button", click: () => this.reset()}, "Reset to the defaults")));
   }
 
   /** A field for JSON, which shows what is wrong with its text. */
@@ -95,6 +96,12 @@ export class Settings {
     this.onChange();
   }
 
+  reset() {
+    this.stored = {model: this.model.value};
+    this.restore();
+    this.store();
+  }
+
   toggle() {
     this.node.hidden = !this.node.hidden;
     if (!this.node.hidden) this.system.focus();
@@ -120,6 +127,8 @@ export class Settings {
         this.about.set(name, {});
       }
     }
+    const defaults = new Map((this.about.get(name)?.parameters ?? "").split("\n").map((line) => line.split(" ")));
+    for (const {name: of, input} of this.numbers) input.placeholder = defaults.has(of) ? `default (${defaults.get(of)})` : "default";
     const can = this.can();
     this.thinkingField.hidden = !can.includes("thinking");
     this.onChange();
@@ -151,7 +160,7 @@ export class Settings {
     const tools = this.tools.value()?.length;
     return [
       this.system.value.trim() ? "System prompt" : null, tools ? `${tools} ${tools === 1 ? "tool" : "tools"}` : null,
-      this.schema.value() ? "JSON" : null, this.numbers.some(({input}) => input.value !== "") ? "Own sampling" : null,
+      this.schema.value() ? "JSON" : null, this.numbers.some(({input}) => input.value !== "") ? "Custom sampling" : null,
     ].filter(Boolean);
   }
 }

@@ -2,7 +2,7 @@
 
 import {repeat} from "./answer.js";
 import * as conversations from "./conversations.js";
-import {announce, count, iconButton, make, millis, setText, showNote} from "./dom.js";
+import {announce, count, iconButton, make, menuButton, millis, setText, showNote} from "./dom.js";
 import {icon} from "./icons.js";
 import {finalLength, markdown, visible} from "./markdown.js";
 import {probabilities} from "./probabilities.js";
@@ -41,10 +41,14 @@ export class Turn {
     if (turn.role === "assistant") {
       this.goOn = iconButton("play", "Continue", () => this.chat.isBusy() || this.continue(), {hidden: true});
       add(iconButton("repeat", "Regenerate", () => this.chat.isBusy() || this.regenerate()), this.goOn,
-        iconButton("verify", "Verify", () => this.verify()), iconButton("probability", "Probabilities", () => this.toggleProbabilities()));
-    }
-    add(iconButton("branch", "Branch into a new conversation", () => this.chat.branch(turn)),
-      iconButton("trash", "Delete from here", () => this.chat.isBusy() || this.chat.removeTurn(turn)));
+        make("button", {type: "button", class: "bare named", "aria-label": "Verify", title: "Compute this answer again and compare every token", click: () => this.verify()}, icon("shield"), "Verify"), menuButton("more", "More", () => [["probability", "Probabilities", () => this.toggleProbabilities()], ...this.rareActions()]));
+    } else add(menuButton("more", "More", () => this.rareActions()));
+  }
+
+  rareActions() {
+    return [
+      ["branch", "Branch into a new conversation", () => this.chat.branch(this.turn)],
+      ["trash", "Delete from here", () => this.chat.isBusy() || this.chat.removeTurn(this.turn)]];
   }
 
   show() {
@@ -78,7 +82,6 @@ export class Turn {
     const {turn, chat} = this;
     const nodes = [];
     const add = (text, title) => nodes.push(make("span", {title}, text));
-    if (turn.model) add(turn.model, "The model");
     if (turn.ids.length) add(`${count(turn.ids.length)} ${turn.ids.length === 1 ? "token" : "tokens"}`, "Tokens of this answer");
     const speed = speedOf(turn);
     if (speed) add(`${speed.toFixed(1)} tokens/s`, "Tokens in a second, behind the first one");
@@ -88,6 +91,7 @@ export class Turn {
     if (turn.usage?.prompt_tokens_details) {
       nodes.push(make("button", {type: "button", class: "link", title: "Why was the rest computed?", click: () => explainReuse(turn, conversations.body(chat.conversation, turn))}, reuseText(turn.usage)));
     }
+    if (turn.answer) nodes.push(make("a", {href: `#requests/${encodeURIComponent(turn.answer)}`}, "where the time went"));
     return nodes;
   }
 
@@ -187,12 +191,12 @@ export class Turn {
   async verify() {
     const {turn} = this;
     if (turn.seed === undefined || !turn.ids.length) return this.showBadge("warn", "alert", "Not verified: the answer has no tokens or no seed");
-    this.showBadge("", "verify", "Verifying …");
+    this.showBadge("", "shield", "Verifying …");
     const salt = crypto.getRandomValues(new Uint32Array(4)).join("-");
     const result = await repeat(turn, {...conversations.body(this.chat.conversation, turn), cache_salt: salt}, new AbortController().signal);
     if (result.same === null) return this.showBadge("warn", "alert", `Not verified: ${result.why}`);
     const where = await places(turn.answer, result.other.answer);
-    if (result.same) return this.showBadge("good", "check", `Verified: all ${turn.ids.length} tokens are equal, ${where}`);
+    if (result.same) return this.showBadge("good", "verify", `Verified: all ${turn.ids.length} tokens are equal, ${where}`);
     this.showBadge("bad", "alert", `Different from token ${result.at + 1} on: ${turn.ids[result.at]} was ${result.other.ids[result.at] ?? "missing"}, ${where}`);
   }
 

@@ -5,7 +5,7 @@ import {draw, make, millis} from "./dom.js";
 const [WIDTH, HEIGHT] = [1000, 14];
 const TICKS = 2;
 /** The lanes from the top: a kind, its label, and its colour. */
-const LANES = [["waits", "In the queue", "idle"], ["computed", "Prompt computed", "compute"], ["again", "Computed again", "wait"], ["answered", "Answer", "answered"], ["paused", "Paused", "lost"]];
+const LANES = [["waits", "In the queue", "idle"], ["computed", "Prompt computed", "compute"], ["answered", "Answer", "answered"], ["paused", "Paused", "lost"], ["again", "Computed again", "wait"]];
 const PAUSES = ["preempted", "lost", "moved"];
 
 /** Sets `again` on events that a choice repeats after a preemption or a loss. */

@@ -107,8 +107,12 @@ impl LastHour {
         });
     }
 
-    pub(super) fn record_first_token(&self, after: Duration) {
-        self.in_bin(|bin| bin.first_token.add(after));
+    /// The request is one of `n_running` from here on.
+    pub(super) fn record_first_token(&self, after: Duration, n_running: u32) {
+        self.in_bin(|bin| {
+            bin.first_token.add(after);
+            bin.running_max = bin.running_max.max(n_running);
+        });
     }
 
     pub(super) fn record_tokens(&self, tenant: &Arc<str>, n: u32, since_last: Option<Duration>) {

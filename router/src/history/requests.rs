@@ -155,8 +155,8 @@ impl TimelineRecorder {
             timeline.first_token = Some(at);
             timeline.record(Duration::ZERO, choice, TimelineEventKind::FirstToken);
             self.rings.0.n_waiting.fetch_sub(1, Relaxed);
-            self.rings.0.n_running.fetch_add(1, Relaxed);
-            self.load.record_first_token(at);
+            let n_running = self.rings.0.n_running.fetch_add(1, Relaxed) + 1;
+            self.load.record_first_token(at, n_running);
         }
         timeline.n_output += u64::from(n);
         timeline.tokens.add(at, n);

@@ -65,9 +65,15 @@ fn summary_json(timeline: &Timeline) -> Value {
         "computed": (timeline.first_token.is_none() && timeline.n_computed > 0).then_some(timeline.n_computed),
         "cached": timeline.n_cached,
         "output": timeline.n_output,
+        "pauses": timeline.events.iter().filter(|event| is_pause(&event.kind)).count(),
         "first_token_ms": timeline.first_token.map(millis),
         "took_ms": millis(timeline.ended.map_or_else(|| timeline.arrived.elapsed(), |(_, took)| took)),
     })
+}
+
+/// Whether a request stops at this event, until it begins again.
+fn is_pause(kind: &TimelineEventKind) -> bool {
+    matches!(kind, TimelineEventKind::Preempted | TimelineEventKind::Lost | TimelineEventKind::Moved)
 }
 
 fn timeline_json(timeline: &Timeline) -> Value {
