@@ -46,7 +46,7 @@ class Chats(PageTest):
         self.assertEqual(words.findall(shown), words.findall(turn["text"]))
         act(tab, "Verify")
         tab.until(
-            f"{LAST}.innerText.includes('Verified: all {len(turn['ids'])} tokens')", 60, "the second answer is equal"
+            f"{LAST}.innerText.includes('all {len(turn['ids'])} tokens are the same')", 60, "the second answer is equal"
         )
         usage = turn["usage"]
         stats = tab.text(".turn.assistant:last-child .stats")
@@ -90,7 +90,7 @@ class Chats(PageTest):
         second = tab.run(STORED)
         self.assertTrue(second["text"].startswith(first["text"]), "the answer goes on behind the first text")
         act(tab, "Verify")
-        tab.until(f"{LAST}.innerText.includes('Verified: all {len(second['ids'])} tokens')", 60, "it is verified")
+        tab.until(f"{LAST}.innerText.includes('all {len(second['ids'])} tokens are the same')", 60, "it is verified")
         self.assertIn("2 of 2", tab.text(".turn.assistant"))
         tab.click("button[aria-label='Previous version']")
         tab.until(f"{LAST}.innerText.includes('1 of 2')", 10, "the previous version")

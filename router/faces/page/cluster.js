@@ -8,7 +8,7 @@ const PART_NAMES = {compute: "computing", wait: "waiting for other ranks", idle:
 /** Grids of more ranks have small cells: the figures of a rank are in its dialog. */
 const LARGE_CELLS_MAX = 32;
 /** The figures that are always shown; the others are in a part that opens. */
-const MAIN_FACTS = 6;
+const MAIN_FACTS = 5;
 const HELP = {
   grid: "Tensor-parallel ranks in each stage × pipeline stages",
   changes: "How often this grid was built or changed. Each loss and each replacement of a rank changes it.",
@@ -91,6 +91,7 @@ class Replica {
     this.facts = make("div", {class: "stack"}, this.main, make("details", {}, make("summary", {class: "small"}, "More figures"), this.more));
     this.grid = make("div", {class: "grid"});
     this.stages = [];
+    this.times = new Map();
     this.far = [this.name];
     this.node = make("article", {class: "card stack"}, this.name);
     this.isNear = nearby(this.node, (isNear, height) => this.setNear(isNear, height));
@@ -106,7 +107,7 @@ class Replica {
     setText(this.model, replica.model ?? "");
     const why = reasons(replica);
     redraw(this.why, why, () => why.map((of) => make("p", {class: "note warn"}, of)));
-    const lost = (replica.lost ?? []).map((of) => ({...of, seconds_ago: Math.floor(of.seconds_ago)}));
+    const lost = (replica.lost ?? []).map((of) => ({...of, at: this.timeOf(of), seconds_ago: Math.floor(of.seconds_ago)}));
     redraw(this.losses, lost, () => losses(lost));
     const last = lost.at(-1);
     setText(this.lost, last ? `Rank ${last.rank} lost ${millis(last.seconds_ago * 1000)} ago, ${last.pause_seconds === null ? "not yet replaced" : last.successor ? "replaced" : "the grid is smaller"}` : "");
@@ -115,6 +116,13 @@ class Replica {
     this.far = [this.name, ...(why.length ? [this.why] : []), ...(lost.length ? [this.losses] : [])];
     if (this.isNear) this.draw();
     else if (this.node.childElementCount !== this.far.length) this.node.replaceChildren(...this.far);
+  }
+
+  /** The time of a loss by this browser's clock. It stays what it was when the loss came. */
+  timeOf({rank, pid, seconds_ago: ago}) {
+    const name = `${rank} ${pid}`;
+    if (!this.times.has(name)) this.times.set(name, Date.now() - ago * 1000);
+    return this.times.get(name);
   }
 
   setNear(isNear, height) {
@@ -217,7 +225,7 @@ class Rank {
     const state = lost ? "lost" : rank.state;
     setAttr(this.node, "class", `rank ${state}`);
     setText(this.name, `Rank ${rank.rank}`);
-    setText(this.state, lost ? `lost, ${rank.state} again` : state === "ready" ? percent(rank.time.compute ?? 0) : state);
+    setText(this.state, lost ? `lost, ${rank.state} again` : state === "ready" ? `computing ${percent(rank.time.compute ?? 0)}` : state);
     let x = 0;
     for (const part of PARTS) {
       const share = rank.time[part] ?? 0;
@@ -235,7 +243,7 @@ class Rank {
     // Small cells have no room for it.
     if (!isSmall) {
       if (!this.text.parentNode) this.button.append(this.text, this.where);
-      setText(this.text, `weights ${bytes(weights)} · KV ${bytes(kv)}`);
+      setText(this.text, `weights ${bytes(weights)} · KV ${percent(used)} of ${bytes(kv)}`);
       setText(this.where, `${rank.host} · pid ${rank.pid}`);
     }
     const shares = PARTS.map((name) => `${PART_NAMES[name]} ${percent(rank.time[name] ?? 0)}`).join(", ");
@@ -275,11 +283,11 @@ function reasons(replica) {
 
 function factPairs(replica) {
   const speed = replica.tokens_per_s ?? {};
-  const planned = speed.predicted ? `${speed.predicted.low.toFixed(1)} to ${speed.predicted.high.toFixed(1)} tokens/s` : null;
+  const planned = speed.predicted ? `${speed.predicted.low.toFixed(0)} to ${speed.predicted.high.toFixed(0)} tokens/s` : null;
   const {used, total} = replica.blocks;
   return [
     ["One request, measured", speed.alone ? `${speed.alone.toFixed(1)} tokens/s` : planned ? "not yet" : null, "The speed of a request that runs alone, when there was one last"],
-    ["One request, predicted", planned && `${planned}${speed.predicted.bottleneck ? `, limited by ${speed.predicted.bottleneck}` : ""}`, HELP.predicted],
+    ["One request, predicted", planned, `${HELP.predicted}${speed.predicted?.bottleneck ? `. Limited by ${speed.predicted.bottleneck}` : ""}`],
     ["All requests, measured", speed.busy ? `${speed.busy.toFixed(1)} tokens/s` : "–", "The sum over all requests in the last seconds"],
     ["Requests", `${replica.requests.running} running, ${replica.requests.waiting} waiting`],
     ["KV blocks in use", total ? `${count(used)} of ${count(total)}` : "–", HELP.blocks],
@@ -319,7 +327,7 @@ function losses(lost) {
     const isOver = of.pause_seconds !== null;
     const pause = isOver ? `The replica paused ${millis(of.pause_seconds * 1000)}, ${of.tokens_replayed} positions were computed again` : "The replica pauses";
     const since = of.successor ? `, pid ${of.successor.pid} on ${of.successor.host} replaced it` : isOver ? ", the grid continues without it" : "";
-    return make("li", {class: isOver ? "" : "open"}, make("span", {class: "when"}, clock(Date.now() - of.seconds_ago * 1000), make("br"), `${millis(of.seconds_ago * 1000)} ago`),
+    return make("li", {class: isOver ? "" : "open"}, make("span", {class: "when"}, clock(of.at), make("br"), `${millis(of.seconds_ago * 1000)} ago`),
       make("div", {}, make("p", {}, make("strong", {}, `Rank ${of.rank} was lost`), `: pid ${of.pid} on ${of.host}, ${of.cause} (${of.why})`), make("p", {class: "quiet small"}, `${pause}${since}.`)));
   });
   return [make("h3", {}, "Lost ranks"), make("ol", {class: "losses"}, items)];

@@ -153,7 +153,7 @@ export const percent = (part) => `${Math.round(part * 100)}%`;
 export const millis = (ms) => {
   if (ms === null || ms === undefined) return "–";
   if (ms < 1000) return `${Math.round(ms)} ms`;
-  return ms < 120000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 60000)} min`;
+  return ms < 120000 ? `${(ms / 1000).toFixed(ms < 10000 ? 1 : 0)} s` : `${Math.round(ms / 60000)} min`;
 };
 
 export const count = (n) => (n < 10 && !Number.isInteger(n) ? n.toFixed(1) : n >= 1e6 ? `${(n / 1e6).toFixed(1)}M` : n >= 1e4 ? `${Math.round(n / 1e3)}k` : `${Math.round(n)}`);

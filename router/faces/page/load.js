@@ -57,7 +57,7 @@ export class Load {
     if (!this.receivedAt) return;
     const age = Date.now() - this.receivedAt;
     this.age.className = age > OLD_MS ? "badge warn" : "quiet small";
-    setText(this.age, age > OLD_MS ? `These figures are ${millis(age)} old` : `${this.load.seconds < RANGES.find(([name]) => name === this.range)[2] ? "since the server started, " : ""}in averages of ${this.load.bin_seconds} s`);
+    setText(this.age, age > OLD_MS ? `These figures are ${millis(age)} old` : `${this.load.seconds < RANGES.find(([name]) => name === this.range)[2] ? `the server started ${millis(this.load.seconds * 1000)} ago · ` : ""}averages of ${this.load.bin_seconds} s`);
   }
 
   update(_, load) {

@@ -50,18 +50,18 @@ function card({id, root, max_model_len: context, about}) {
 }
 
 const table = (label, names, rows) => make("div", {class: "card wide", tabindex: "0", role: "region", "aria-label": label}, make("table", {class: "table"},
-  make("thead", {}, make("tr", {}, names.map((name) => make("th", {scope: "col"}, name)))), make("tbody", {}, rows)));
+  make("thead", {}, make("tr", {}, names.map((name) => make("th", {scope: "col"}, name)))),
+  make("tbody", {}, rows.map((cells) => make("tr", {}, cells.map((cell, at) => make("td", {"data-label": names[at], class: at ? null : "strong"}, cell)))))));
 
 function onDisk(models) {
   if (!models.length) return make("p", {class: "note"}, "No model has been fetched to this machine.");
-  return table("Models on this machine", ["Model", "Family", "Weights", "Size", "From"], models.map((of) => make("tr", {},
-    make("td", {class: "strong"}, of.model), make("td", {}, of.family ?? make("span", {class: "bad", title: of.error}, "not supported")), make("td", {}, of.quantization ?? "–"),
-    make("td", {class: "nowrap"}, bytes(of.bytes)), make("td", {}, of.origin))));
+  return table("Models on this machine", ["Model", "Family", "Weights", "Size", "From"], models.map((of) => [
+    of.model, of.family ?? make("span", {class: "bad", title: of.error}, "not supported"), of.quantization ?? "–", bytes(of.bytes), of.origin]));
 }
 
 function toFetch(catalogue) {
-  return table("Models to fetch", ["Model", "Good at", "Size", "Fits this machine", "Command"], catalogue.map((of) => make("tr", {},
-    make("td", {class: "strong"}, of.model), make("td", {}, of.about), make("td", {class: "nowrap"}, bytes(of.bytes)), make("td", {}, fit(of.fit)), make("td", {}, of.here ? make("span", {class: "badge good"}, "on this machine") : command(of.model)))));
+  return table("Models to fetch", ["Model", "Good at", "Size", "Fits this machine", "Command"], catalogue.map((of) => [
+    of.model, of.about, bytes(of.bytes), fit(of.fit), of.here ? make("span", {class: "badge good"}, "on this machine") : command(of.model)]));
 }
 
 function fit({fits, context, weight_bytes, kv_bytes, why_not}) {

@@ -46,7 +46,7 @@ export class Requests {
   }
 
   update(_, {waiting, running, requests}) {
-    this.all = requests;
+    this.all = requests.sort((a, b) => b.number - a.number);
     const isOwn = waiting === null;
     setText(this.counts, isOwn ? `Your requests: ${requests.filter((of) => !of.over).length} running` : `${waiting} in the queue, ${running} answering`);
     this.showTenants();
@@ -69,7 +69,7 @@ export class Requests {
   }
 
   draw() {
-    const limit = slowLimit(this.all);
+    const limit = (this.limit = slowLimit(this.all));
     const fits = {all: () => true, running: (of) => !of.over, failed: (of) => of.over && of.state !== "ok", slow: (of) => (of.first_token_ms ?? (of.over ? 0 : of.took_ms)) > limit};
     const own = this.tenant ? this.all.filter((of) => of.tenant === this.tenant) : this.all;
     FILTERS.forEach(([name], at) => setText(this.counted[at], `${count(own.filter(fits[name]).length)}`));
@@ -112,16 +112,18 @@ function slowLimit(requests) {
   return Math.max(SLOW_MS, SLOW_TIMES * (times[times.length >> 1] ?? 0));
 }
 
+const stateKind = (request) => (request.over && !request.pauses ? (request.state === "ok" ? "" : "bad") : "warn");
 const kindOf = (name) => (OPTIONAL.has(name) ? "optional to-end" : name === "took_ms" ? "to-end" : "");
 
 function row() {
   return make("a", {class: "row", href: "#requests"}, COLUMNS.map(([name]) => make("span", {class: kindOf(name)})));
 }
 
-function fill(node, request, {shown, hasTenants}) {
+function fill(node, request, {shown, hasTenants, limit}) {
   setAttr(node, "href", `#requests/${request.number}`);
   COLUMNS.forEach(([name], at) => setText(node.children[at], text(name, request, hasTenants)));
-  setAttr(node.children[1], "class", `badge ${request.over && !request.pauses ? (request.state === "ok" ? "" : "bad") : "warn"}`);
+  setAttr(node.children[6], "class", request.first_token_ms > limit ? "optional to-end warn" : "optional to-end");
+  setAttr(node.children[1], "class", `badge ${stateKind(request)}`);
   if (request.number === shown) node.setAttribute("aria-current", "true");
   else node.removeAttribute("aria-current");
 }
@@ -130,7 +132,7 @@ function text(name, request, hasTenants) {
   const value = request[name];
   if (name === "arrived_ms") return value ? clock(value) : "–";
   if (name === "state" && request.computed) return `prompt ${percent(request.computed / request.prompt)}`;
-  if (name === "state" && request.pauses) return `${request.state}, paused`;
+  if (name === "state" && request.pauses) return `${request.state}, was paused`;
   if (name === "id") return [`#${request.number}`, request.model || "–", hasTenants ? request.tenant : ""].filter(Boolean).join(" · ");
   if (name === "speed") return speedOf(request)?.toFixed(1) ?? "–";
   if (name.endsWith("_ms")) return millis(value);
@@ -177,7 +179,7 @@ function details(request, close) {
   const end = request.over ? make("tr", {}, make("td", {}, millis(request.took_ms)), isOne ? null : make("td"), make("td", {}, `Ends: ${request.state}`)) : null;
   const [speed, sentence] = [speedOf(request), summary(request, events)];
   return make("article", {class: "card stack", "aria-label": `Request ${request.number}`},
-    make("header", {class: "row-of"}, make("h2", {}, `Request #${request.number}`), make("span", {class: `badge ${request.over ? (request.state === "ok" ? "good" : "bad") : "warn"}`}, request.state), iconButton("close", "Close", close, {class: "bare push"})),
+    make("header", {class: "row-of"}, make("h2", {}, `Request #${request.number}`), make("span", {class: `badge ${stateKind(request)}`}, text("state", request)), iconButton("close", "Close", close, {class: "bare push"})),
     facts([["First token", millis(request.first_token_ms)], ["Took", millis(request.took_ms)], ["Speed", speed && `${speed.toFixed(1)} tokens/s`, "From the first token to the end"], ["Prompt", `${count(request.prompt)} tokens`],
       ["Prompt reused", request.over ? percent(request.prompt ? request.cached / request.prompt : 0) : null], ["Output", `${count(request.output)} tokens`]]),
     sentence ? make("p", {class: "note"}, sentence) : null,

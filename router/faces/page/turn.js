@@ -196,13 +196,14 @@ export class Turn {
     const result = await repeat(turn, {...conversations.body(this.chat.conversation, turn), cache_salt: salt}, new AbortController().signal);
     if (result.same === null) return this.showBadge("warn", "alert", `Not verified: ${result.why}`);
     const where = await places(turn.answer, result.other.answer);
-    if (result.same) return this.showBadge("good", "verify", `Verified: all ${turn.ids.length} tokens are equal, ${where}`);
+    if (result.same) return this.showBadge("good", "verify", `Verified: ${where}, all ${turn.ids.length} tokens are the same`);
     this.showBadge("bad", "alert", `Different from token ${result.at + 1} on: ${turn.ids[result.at]} was ${result.other.ids[result.at] ?? "missing"}, ${where}`);
   }
 
   showBadge(kind, shape, text) {
     this.badge.className = `badge ${kind}`;
     this.badge.replaceChildren(icon(shape), text);
+    this.badge.scrollIntoView({block: "nearest"});
     announce(text);
   }
 
@@ -217,7 +218,7 @@ async function places(first, second) {
   const replica = async (id) => (await get(`requests/${encodeURIComponent(id)}`)).replica;
   try {
     const [before, after] = await Promise.all([replica(first), replica(second)]);
-    return before && after && before !== after ? `computed on ${after} and before on ${before}` : "computed again without any cache";
+    return before && after && before !== after ? `computed again on ${after} (before: ${before})` : "computed again without any cache";
   } catch {
     return "computed again without any cache";
   }
