@@ -91,7 +91,14 @@ fn measure(what: &str, mut choose: impl FnMut(u64) -> Option<usize>) {
 fn main() {
     let prompt: Vec<Token> = (0..N_PROMPT).collect();
     let known: Vec<u64> = names(&prompt, TenantId(0).into(), &PolicyDigest::default(), &SALT).collect();
-    let info = |n_before| PickInfo { n_prompt: N_PROMPT, session: Some(7), n_before, version: None, protocol: 1 };
+    let info = |n_before| PickInfo {
+        n_prompt: N_PROMPT,
+        session: Some(7),
+        apart_from: None,
+        n_before,
+        version: None,
+        protocol: 1,
+    };
     println!("{:<44} {:>11} {:>11}", "choice", "median", "p99");
     for (what, shared) in [("64 blocks are at all", 64), ("all blocks are at all", known.len())] {
         let (board, mut scratch) = (board(&known, shared), ChoiceBuffers::default());

@@ -202,5 +202,20 @@ class Chats(PageTest):
         self.pictures("/#chat", "chat", ready)
 
 
+class Replicas(PageTest):
+    flags = ("--context", "512", "--replicas", "2", "--threads", "1")
+
+    def test_another_replica_verifies_an_answer(self):
+        tab = self.tab("/#chat")
+        tab.until(READY, 20, "the chat is ready")
+        store_settings(tab, model="smollm2", temperature=1, seed=5, max_tokens=16)
+        reload(tab)
+        send(tab, "Name three colours.")
+        tab.until(OVER, 60, "the answer is over")
+        act(tab, "Verify")
+        tab.until(f"{LAST}.innerText.includes('tokens are the same')", 60, "it is verified")
+        self.assertRegex(tab.text(".badge.good"), r"computed again on (\S+) \(before: (?!\1)\S+\)")
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -193,9 +193,11 @@ export class Turn {
     if (turn.seed === undefined || !turn.ids.length) return this.showBadge("warn", "alert", "Not verified: the answer has no tokens or no seed");
     this.showBadge("", "shield", "Verifying …");
     const salt = crypto.getRandomValues(new Uint32Array(4)).join("-");
-    const result = await repeat(turn, {...conversations.body(this.chat.conversation, turn), cache_salt: salt}, new AbortController().signal);
+    const first = await replicaOf(turn.answer);
+    const again = {...conversations.body(this.chat.conversation, turn), cache_salt: salt, ...(first ? {apart_from: first} : {})};
+    const result = await repeat(turn, again, new AbortController().signal);
     if (result.same === null) return this.showBadge("warn", "alert", `Not verified: ${result.why}`);
-    const where = await places(turn.answer, result.other.answer);
+    const where = place(first, await replicaOf(result.other.answer));
     if (result.same) return this.showBadge("good", "verify", `Verified: ${where}, all ${turn.ids.length} tokens are the same`);
     this.showBadge("bad", "alert", `Different from token ${result.at + 1} on: ${turn.ids[result.at]} was ${result.other.ids[result.at] ?? "missing"}, ${where}`);
   }
@@ -213,16 +215,16 @@ export class Turn {
   }
 }
 
-/** Where two answers were computed. */
-async function places(first, second) {
-  const replica = async (id) => (await get(`requests/${encodeURIComponent(id)}`)).replica;
+/** The replica that computed an answer, as long as the router remembers it. */
+async function replicaOf(id) {
   try {
-    const [before, after] = await Promise.all([replica(first), replica(second)]);
-    return before && after && before !== after ? `computed again on ${after} (before: ${before})` : "computed again without any cache";
+    return (await get(`requests/${encodeURIComponent(id)}`)).replica;
   } catch {
-    return "computed again without any cache";
+    return null;
   }
 }
+
+const place = (first, second) => (first && second && first !== second ? `computed again on ${second} (before: ${first})` : "computed again without any cache");
 
 function speedOf({ids, times}) {
   if (!times?.first || ids.length < 2 || times.last <= times.first) return null;

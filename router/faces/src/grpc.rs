@@ -10,7 +10,7 @@ use router::board::pick::hashed;
 use router::front::embed::{Readout, ReadoutKind};
 use router::front::frontend::{Frontend, unix_seconds};
 use router::front::generation::{Generation, GenerationEvent, SideOutput};
-use router::front::parsed_request::{ParsedRequest, Purpose, cache_hint, deadline_after};
+use router::front::parsed_request::{ParsedRequest, Purpose, ReplicaPreference, cache_hint, deadline_after};
 use router::front::progress::PromptProgress;
 use router::front::reader_watch::WatchedStream;
 use router::front::recorder::{Caller, Face, Recorder};
@@ -146,7 +146,7 @@ impl InferenceService {
         let tenant = self.tenant(request.metadata())?;
         let call = call_deadline(request.metadata())?;
         let plain = |name: &str| request.metadata().get(name).and_then(|value| value.to_str().ok());
-        let session = plain(SESSION).map(hashed);
+        let placement = ReplicaPreference { session: plain(SESSION).map(hashed), apart_from: None };
         let cache_hint = plain(CACHE_HINT).map(cache_hint).transpose()?.unwrap_or_default();
         let request = request.into_inner();
         let input = request.input.ok_or_else(|| Refusal::invalid("input", "must be text, chat or token_ids"))?;
@@ -164,7 +164,7 @@ impl InferenceService {
             priority: request.priority,
             deadline: [call, deadline_after(request.deadline_ms)].into_iter().flatten().min(),
             tenant,
-            session,
+            placement,
             cache_hint,
             resume: request.resume.map(resume).transpose()?,
             certificate: request.certificate,

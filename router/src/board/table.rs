@@ -216,6 +216,7 @@ impl ReplicaTable {
             // For this request, a replica counts as absent if it has another version, or a build without a feature that
             // the request uses.
             standing: match info.matches(summary.version, summary.protocol) {
+                true if info.apart_from == Some(summary.id) => self.standing(at, summary).max(ReplicaStanding::Shunned),
                 true => self.standing(at, summary),
                 false => ReplicaStanding::Absent,
             },
@@ -423,6 +424,21 @@ mod tests {
         assert_eq!((chosen_place(&board, 1), chosen_place(&board, 2)), (Some(0), None));
         board.update_facts(1, &ReplicaFacts { protocol: 2, ..facts(1, 1) });
         assert_eq!((chosen_place(&board, 1), chosen_place(&board, 2)), (Some(0), Some(1)));
+    }
+
+    #[test]
+    fn a_second_answer_comes_from_another_replica_if_there_is_one() {
+        let mut board = board(&[1, 1]);
+        let chosen_place = |board: &ReplicaTable, apart_from: Option<u64>| {
+            let info = PickInfo { n_prompt: 9, apart_from, protocol: 1, ..PickInfo::default() };
+            let nothing = |_: &PolicyDigest, _: &Salt| std::iter::empty();
+            let chosen = board.choose(PickPolicy::LeastWork, &info, Some(nothing), &mut ChoiceBuffers::default());
+            chosen.map(|chosen| chosen.place)
+        };
+        let places = [None, Some(0), Some(1), Some(9)].map(|apart_from| chosen_place(&board, apart_from));
+        assert_eq!(places, [Some(0), Some(1), Some(0), Some(0)]);
+        board.remove_replica(1);
+        assert_eq!(chosen_place(&board, Some(0)), Some(0), "it is the only one");
     }
 
     #[test]

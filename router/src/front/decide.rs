@@ -150,7 +150,7 @@ async fn decide_all(
                 cache_salt: parsed.cache_salt,
                 cache_hint: parsed.cache_hint,
                 tenant: parsed.tenant,
-                session: parsed.session,
+                placement: parsed.placement,
                 ..ParsedRequest::default()
             };
             running.push(front.generate_part(part, trace).await?);

@@ -126,7 +126,7 @@ impl Frontend {
         let handle = resume.as_ref().map(|resume| &resume.handle.unchecked);
         let (by, seed) = match handle {
             Some(handle) => (VersionSelector::Digest(handle.digest), Some(handle.seed)),
-            None => (VersionSelector::Key(purpose.key(parsed.session, tenant, self.config.seed)), None),
+            None => (VersionSelector::Key(purpose.key(parsed.placement.session, tenant, self.config.seed)), None),
         };
         // A template may read the time. A resumed stream gets the time of its beginning, or its prompt would differ.
         let created = handle.map_or_else(unix_seconds, |handle| handle.created);
@@ -166,7 +166,7 @@ impl Frontend {
             subscription,
             grammar_hash,
             model,
-            session: parsed.session,
+            placement: parsed.placement,
             deadline: parsed.deadline,
             created,
         };

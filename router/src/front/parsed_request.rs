@@ -17,6 +17,15 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use types::{CacheHint, CacheSalt, Goal, Request, Sampling, TenantId, Tokens};
 
+/// What a client says about the replica that shall get its request. It changes no answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplicaPreference {
+    /// Requests with the same session belong together.
+    pub session: Option<u64>,
+    /// A hash of a replica's name: another one gets the request, if one could serve it as soon.
+    pub apart_from: Option<u64>,
+}
+
 /// A request as a face has parsed it.
 pub struct ParsedRequest {
     /// The model's name; empty for the first that is served.
@@ -41,8 +50,7 @@ pub struct ParsedRequest {
     pub cache_hint: CacheHint,
     pub deadline: Option<Instant>,
     pub tenant: TenantId,
-    /// Requests with the same session belong together.
-    pub session: Option<u64>,
+    pub placement: ReplicaPreference,
     /// The stream to resume, and how much of it the client has.
     pub resume: Option<Resume>,
     pub body: BodyPermit,
@@ -71,7 +79,7 @@ impl Default for ParsedRequest {
             cache_hint: CacheHint::None,
             deadline: None,
             tenant: TenantId::default(),
-            session: None,
+            placement: ReplicaPreference::default(),
             resume: None,
             body: None,
         }

@@ -4,6 +4,7 @@ use crate::board::pick::PickInfo;
 use crate::front::certificate::GrammarHash;
 use crate::front::finished_answer::AnswerSubscription;
 use crate::front::generation::Prompt;
+use crate::front::parsed_request::ReplicaPreference;
 use crate::front::resume::Fingerprint;
 use crate::front::sampling::AnswerTextSettings;
 use crate::refusal::Refusal;
@@ -27,7 +28,7 @@ pub struct PreparedRequest {
     pub subscription: Option<AnswerSubscription>,
     pub grammar_hash: Option<GrammarHash>,
     pub model: ResolvedModel,
-    pub session: Option<u64>,
+    pub placement: ReplicaPreference,
     pub deadline: Option<Instant>,
     /// Unix seconds: when the stream began, wherever that was.
     pub created: u64,
@@ -70,7 +71,7 @@ impl PreparedRequest {
             subscription: None,
             grammar_hash: self.grammar_hash,
             model: self.model.clone(),
-            session: self.session,
+            placement: self.placement,
             deadline: self.deadline,
             created: self.created,
         }
@@ -123,7 +124,8 @@ impl PreparedRequest {
         // A pooled prompt also fits if it leaves no room.
         let n_prompt = n_prompt.saturating_sub(u32::from(self.base_request.goal == Goal::Pool));
         let (version, protocol) = (self.model.version, proto::needed(&self.base_request));
-        PickInfo { n_prompt, session: self.session, n_before: 0, version, protocol }
+        let ReplicaPreference { session, apart_from } = self.placement;
+        PickInfo { n_prompt, session, apart_from, n_before: 0, version, protocol }
     }
 
     /// Returns the prompt to look up in caches, if the request may read them.

@@ -44,7 +44,8 @@ impl SimulatedRouter {
     /// Picks the replica for a prompt. The item counts as work at the router until it is dropped.
     pub fn pick_replica(&mut self, prompt: &[Token], session: Option<u64>) -> Option<(usize, RemainingWork)> {
         let (n_prompt, protocol) = (prompt.len() as u32, proto::OLDEST);
-        let pick_info = PickInfo { n_prompt, session, n_before: self.n_picked, version: None, protocol };
+        let pick_info =
+            PickInfo { n_prompt, session, apart_from: None, n_before: self.n_picked, version: None, protocol };
         self.n_picked += 1;
         let called = |digest: &PolicyDigest, salt: &Salt| names(prompt, CacheOwner::default(), digest, salt);
         let chosen = self.board.choose(self.policy, &pick_info, Some(called), &mut self.scratch)?;

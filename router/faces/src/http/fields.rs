@@ -9,7 +9,7 @@ use http::StatusCode;
 use proto::v1;
 use router::board::pick::hashed;
 use router::front::parameters::{NUMBERS, Number, NumberParameter};
-use router::front::parsed_request::{cache_hint, deadline_after};
+use router::front::parsed_request::{ReplicaPreference, cache_hint, deadline_after};
 use router::front::sampling_defaults;
 use router::refusal::Refusal;
 use router::replicas::models::truncation::{CutSide, Truncation};
@@ -293,8 +293,13 @@ impl Fields {
 
     /// Returns a hash of the session, which consecutive requests share. It changes no answer, so a value that is not
     /// text is ignored.
-    pub fn session(&self) -> Option<u64> {
+    fn session(&self) -> Option<u64> {
         SESSION_FIELDS.iter().find_map(|name| self.0.get(*name)?.as_str()).filter(|text| !text.is_empty()).map(hashed)
+    }
+
+    /// Reads the session, and `apart_from`: the name of a replica, beside which another is preferred.
+    pub fn placement(&mut self) -> Result<ReplicaPreference, Refusal> {
+        Ok(ReplicaPreference { session: self.session(), apart_from: self.string("apart_from")?.as_deref().map(hashed) })
     }
 
     pub fn priority(&mut self) -> Result<i32, Refusal> {

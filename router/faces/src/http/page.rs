@@ -41,9 +41,9 @@ impl ApiRequest {
     ) -> Result<ParsedRequest, Refusal> {
         let certificate = self.fields.boolean("certificate")?.unwrap_or(false);
         let (cache_salt, cache_hint) = (self.fields.cache_salt()?, self.fields.cache_hint()?);
-        let (session, resume) = (self.fields.session(), self.resume(streaming, limits)?);
+        let (placement, resume) = (self.fields.placement()?, self.resume(streaming, limits)?);
         let ApiRequest { tenant, body, .. } = self;
-        Ok(ParsedRequest { tenant, session, resume, certificate, cache_salt, cache_hint, body, ..parsed })
+        Ok(ParsedRequest { tenant, placement, resume, certificate, cache_salt, cache_hint, body, ..parsed })
     }
 
     /// The same for pages whose streams carry no positions.

@@ -89,7 +89,8 @@ pub(crate) mod tests {
         open(table, &TEN).1
     }
 
-    const TEN: PickInfo = PickInfo { n_prompt: 10, session: None, n_before: 0, version: None, protocol: 1 };
+    const TEN: PickInfo =
+        PickInfo { n_prompt: 10, session: None, apart_from: None, n_before: 0, version: None, protocol: 1 };
     const ALL: [PickPolicy; 5] = [
         PickPolicy::Prefix,
         PickPolicy::LeastWork,

@@ -33,6 +33,7 @@ fn tables(n: u64) -> impl Iterator<Item = (Vec<ReplicaRow>, PickInfo)> {
             PickInfo {
                 n_prompt: 150,
                 session: Some(numbers.below(50)),
+                apart_from: None,
                 n_before: numbers.below(1000),
                 version: None,
                 protocol: 1,
@@ -113,7 +114,7 @@ fn no_replica_is_far_above_the_mean_for_a_session() {
         let idx = pick(
             PickPolicy::Affinity,
             &table,
-            &PickInfo { n_prompt: 100, session, n_before: 0, version: None, protocol: 1 },
+            &PickInfo { n_prompt: 100, session, apart_from: None, n_before: 0, version: None, protocol: 1 },
         )
         .unwrap();
         loads[idx] += 100;
@@ -151,8 +152,12 @@ fn no_replica_starves_under_any_policy() {
                 })
                 .collect();
             let session = Some(numbers.below(1000));
-            let idx = pick(policy, &table, &PickInfo { n_prompt: 500, session, n_before, version: None, protocol: 1 })
-                .unwrap();
+            let idx = pick(
+                policy,
+                &table,
+                &PickInfo { n_prompt: 500, session, apart_from: None, n_before, version: None, protocol: 1 },
+            )
+            .unwrap();
             n_picked[idx] += 1;
             loads[idx] += 500;
             loads.iter_mut().for_each(|load| *load = load.saturating_sub(40));

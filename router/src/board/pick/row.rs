@@ -65,6 +65,8 @@ pub struct PickInfo {
     pub n_prompt: u32,
     /// Requests with the same session belong together.
     pub session: Option<u64>,
+    /// The id of a replica that gets the request only if no other could serve it as soon.
+    pub apart_from: Option<u64>,
     /// How many requests this router has placed before.
     pub n_before: u64,
     /// Only replicas of this version may get it. None: all replicas that serve.

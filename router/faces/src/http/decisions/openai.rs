@@ -66,10 +66,10 @@ fn read(front: &Frontend, page: ApiRequest) -> Result<ReadRequest, Refusal> {
         questions.push(question);
         reads.push(read);
     }
-    let session = fields.session();
+    let placement = fields.placement()?;
     let (priority, deadline, cache_salt) = (fields.priority()?, fields.deadline()?, fields.cache_salt()?);
     let parsed =
-        ParsedRequest { model, tenant, body, session, priority, deadline, cache_salt, ..ParsedRequest::default() };
+        ParsedRequest { model, tenant, body, placement, priority, deadline, cache_salt, ..ParsedRequest::default() };
     Ok((parsed, questions, reads))
 }
 

@@ -93,10 +93,10 @@ fn read(page: ApiRequest) -> Result<ReadRequest, Refusal> {
         reads.push(read);
     }
     let model = fields.string("model")?.unwrap_or_default();
-    let session = fields.session();
+    let placement = fields.placement()?;
     let (priority, deadline, cache_salt) = (fields.priority()?, fields.deadline()?, fields.cache_salt()?);
     let parsed =
-        ParsedRequest { model, tenant, body, session, priority, deadline, cache_salt, ..ParsedRequest::default() };
+        ParsedRequest { model, tenant, body, placement, priority, deadline, cache_salt, ..ParsedRequest::default() };
     Ok((parsed, questions, reads))
 }
 

@@ -384,6 +384,7 @@ const OTHER_FIELDS: &[KnownField] = &[
     unsupported("id_slot", "L", ALL, "1").with_neutral(All),
     unsupported("keep_alive", "M", ALL, r#""5m""#).with_neutral(All),
     supported("cache_salt", "V", QUEUED, r#""salt""#),
+    supported("apart_from", "-", GENERATING, r#""a replica""#),
     supported("cache_hint", "-", GENERATING, r#""retain""#),
     unsupported("kv_transfer_params", "V", GENERATING, r#"{"a": 1}"#).with_neutral(Empty),
     unsupported("ec_transfer_params", "V", GENERATING, r#"{"a": 1}"#).with_neutral(Empty),
