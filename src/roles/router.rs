@@ -6,7 +6,7 @@ use super::{api_tls, keys, text};
 use crate::models;
 use crate::settings::{ConfigSource, GRPC_PORT, RouterParts, RouterRole, ServeSettings, config_text};
 use anyhow::{Context, anyhow};
-use checkpoint::Checkpoint;
+use checkpoint::{Checkpoint, ModelSpec};
 use clap::{ArgMatches, Args};
 use cluster::{Addresses, Store};
 use router::Membership;
@@ -55,7 +55,7 @@ impl RouterCommand {
         check_clients(role.parts())?;
         Runtime::new()?.block_on(async {
             let listeners = Listeners::open(role.parts()).await?;
-            listeners.print_addresses(role.parts())?;
+            listeners.print_addresses(role.parts(), checkpoint.spec())?;
             let shutdown = CancellationToken::new();
             tokio::spawn(stop_on_signals(shutdown.clone()));
             let membership = follow_coordinators(&role, given).await?;
@@ -122,7 +122,7 @@ impl Listeners {
     }
 
     /// Prints the addresses, and how to send a request once the model is ready.
-    pub fn print_addresses(&self, parts: RouterParts<'_>) -> anyhow::Result<()> {
+    pub fn print_addresses(&self, parts: RouterParts<'_>, spec: &ModelSpec) -> anyhow::Result<()> {
         let (http, grpc) = (self.http.local_addr()?, self.grpc.local_addr()?);
         let model = parts.model.served_name().unwrap_or(&parts.model.model);
         let version = env!("CARGO_PKG_VERSION");
@@ -132,10 +132,10 @@ impl Listeners {
         if let Some(admin) = &self.admin {
             logs::write_line(&format!("operators' pages: http://{}", admin.local_addr()?));
         }
+        let (path, body) = example_request(spec);
         let ready = format!(
             "lockstep {version} serves {model} on {addresses}\n\
-             try: curl -s {web}://{http}/v1/chat/completions -H 'content-type: application/json' \
-             -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'"
+             try: curl -s {web}://{http}{path} -H 'content-type: application/json' -d '{body}'"
         );
         let mut readiness = self.readiness.subscribe();
         tokio::spawn(async move {
@@ -145,6 +145,16 @@ impl Listeners {
             }
         });
         Ok(())
+    }
+}
+
+/// Returns the page and the body of a request that the model can answer.
+fn example_request(spec: &ModelSpec) -> (&'static str, &'static str) {
+    match (spec.pooling.is_classifier(), spec.pooling.labels.len()) {
+        (true, 0 | 1) => ("/v1/rerank", r#"{"query": "a pet", "documents": ["a cat", "a car"]}"#),
+        (true, _) => ("/classify", r#"{"input": "Hello!"}"#),
+        (false, _) if spec.encoder.is_some() => ("/v1/embeddings", r#"{"input": "Hello!"}"#),
+        (false, _) => ("/v1/chat/completions", r#"{"messages": [{"role": "user", "content": "Hello!"}]}"#),
     }
 }
 

@@ -59,7 +59,7 @@ impl ServeCommand {
                 None => Listeners::open_beside(settings.router()).await?,
             };
             let controls = control::open(settings.local.control, settings.local.replicas).await?;
-            listeners.print_addresses(settings.router())?;
+            listeners.print_addresses(settings.router(), checkpoint.spec())?;
             let shutdown = CancellationToken::new();
             tokio::spawn(stop_on_signals(shutdown.clone()));
             let pages = PageSources { machine_models: Some(machine_models(self.source.hub.clone())), metrics };

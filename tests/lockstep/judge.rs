@@ -186,3 +186,15 @@ fn what_a_model_lacks_is_refused() {
             .contains("draws no tokens")
     );
 }
+
+/// The line with an example suits the model: a chat, a rank, a class or a vector.
+#[test]
+fn servers_print_a_request_that_their_model_answers() {
+    for model in [DECODER, RANKER, "tests/reference/bert-cls", "tests/reference/nomic-bert"] {
+        let mut node = Node::start(&[&["serve", model][..], &DOORS].concat());
+        let command = node.until(&["try: "]).split_once("try: ").unwrap().1.to_owned();
+        let ran = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
+        let reply: Value = serde_json::from_slice(&ran.stdout).unwrap();
+        assert!(reply["error"].is_null() && reply.is_object(), "{model}: {command}: {reply}");
+    }
+}
