@@ -8,13 +8,13 @@ import {post} from "./server.js";
 /** The reasons of `usage.prompt_tokens_details.reuse_ended`: a short form, and a sentence. */
 const REASONS = {
   whole: ["all that could be reused", "All that can be reused was in memory. Memory is kept in blocks of tokens, so what follows the last full block is computed."],
-  first_use: ["not seen before", "No earlier request had this text behind what was reused."],
+  first_use: ["not seen before", "No earlier request had this text behind what was reused, or it has no full block of tokens."],
   differs: ["the prompt differs here", "An earlier request began in the same way. From here on this prompt differs from it."],
   state_not_kept: ["no saved state here", "The text is known, but the state of the model's recurrent layers was not kept at this position."],
   evicted: ["removed from memory", "More of this prompt was in memory, and was removed to make room for other requests."],
-  not_fetched: ["faster to compute", "More of this prompt is on disk or in host memory, but computing it was faster than reading it."],
-  bypassed: ["reuse was not allowed", "This request needs numbers of each position of its prompt, so it cannot reuse earlier ones."],
-  apart: ["a separate cache", "This request has a cache of its own: nothing is shared with requests of another key or cache_salt."],
+  not_fetched: ["not read from disk or host memory", "More of this prompt was on disk or in host memory. It was not read, because it came too late or computing was faster."],
+  bypassed: ["reuse was not allowed", "This request forbids reuse, or needs numbers of each position of its prompt."],
+  apart: ["apart from the cache", "This request neither reads nor fills the cache."],
   off: ["the prefix cache is off", "The server was started without a prefix cache."],
 };
 /** A longer text is shown without its middle. */
