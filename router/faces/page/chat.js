@@ -160,7 +160,8 @@ export class Chat {
   /** Adds the results of an answer's calls below it, and the next answer. */
   sendResults(answer, results) {
     const turn = conversations.add(this.conversation, {role: "tool", parent: answer.id, text: "", results});
-    this.reply(turn, conversations.requestOf(answer));
+    const {continued, ...request} = conversations.requestOf(answer);
+    this.reply(turn, request);
   }
 
   /** Adds an answer below `turn`, which may already have others. */

@@ -72,7 +72,10 @@ async function start() {
     setText(version, viewer.version);
     document.getElementById("key")?.remove();
     showStatus("");
+    const before = name;
     show();
+    // The view is still the same after a stream has ended for good: it gets another one.
+    if (before && name === before) follow();
   } catch (error) {
     clear();
     if (error instanceof HttpError && error.status === 401) return requestKey();
