@@ -216,7 +216,6 @@ impl ReplicaTable {
             // For this request, a replica counts as absent if it has another version, or a build without a feature that
             // the request uses.
             standing: match info.matches(summary.version, summary.protocol) {
-                true if info.apart_from == Some(summary.id) => self.standing(at, summary).max(ReplicaStanding::Shunned),
                 true => self.standing(at, summary),
                 false => ReplicaStanding::Absent,
             },
@@ -224,6 +223,9 @@ impl ReplicaTable {
             context: summary.context,
         });
         let stranger = scratch.open.find(all, info.n_prompt).map(|at| self.entries[at].place);
+        if let Some(id) = info.apart_from {
+            scratch.open.leave_out(|row| self.summary[row as usize].id == id);
+        }
         self.fill(&mut scratch.open);
         // A single open replica gets the request whatever its cache has.
         if let Some(names) = names.filter(|_| policy.reads_caches(info) && scratch.open.len() > 1) {
@@ -437,8 +439,11 @@ mod tests {
         };
         let places = [None, Some(0), Some(1), Some(9)].map(|apart_from| chosen_place(&board, apart_from));
         assert_eq!(places, [Some(0), Some(1), Some(0), Some(0)]);
+        let another_digest = PolicyDigest([7; 32]);
+        board.add_replica(2, Arc::default());
+        board.update_facts(2, &ReplicaFacts { digest: another_digest, ..facts(1, 2) });
         board.remove_replica(1);
-        assert_eq!(chosen_place(&board, Some(0)), Some(0), "it is the only one");
+        assert_eq!(chosen_place(&board, Some(0)), Some(0), "it is the only one of its digest");
     }
 
     #[test]

@@ -128,6 +128,13 @@ pub struct ReplicaEligibility<D> {
 }
 
 impl OpenReplicas {
+    /// Leaves out these replicas, unless no other is open.
+    pub fn leave_out(&mut self, is_left_out: impl Fn(u32) -> bool) {
+        if !self.rows.iter().all(|row| is_left_out(*row)) {
+            self.rows.retain(|row| !is_left_out(*row));
+        }
+    }
+
     /// Finds the open replicas: those of the best standing under the digest that is in force, which is the one that
     /// most replicas have. If the prompt fits some of them, only these are open. If it fits none, all stay open, so
     /// that one of them refuses it. Returns the first replica that could serve as well but would answer otherwise.
