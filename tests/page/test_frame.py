@@ -125,9 +125,12 @@ class Frame(PageTest):
         other.run("location.reload()")
         other.until(f"{NAMES}.length === 3", 20, "all are there")
         self.assertEqual(sorted(other.run(f"return {NAMES}")), ["About bread", "About the sea", "About the sky"])
-        for wrong in ("{}", json.dumps({"lockstep": "conversations", "version": 1, "conversations": [{}]})):
+        circle = {"turns": [{"id": 1, "role": "user", "parent": 1, "text": "its own parent"}]}
+        for wrong in ({}, {"turns": [{"role": "user"}]}, circle):
+            text = json.dumps({"lockstep": "conversations", "version": 1, "conversations": [wrong]})
             with self.assertRaises(AssertionError):
-                other.run(imported, text=wrong)
+                other.run(imported, text=text)
+        self.assertEqual(len(other.run(f"return {NAMES}")), 3, "none of them was stored")
 
     def test_the_prompt_shows_what_was_reused(self):
         tab = self.chat()

@@ -4,19 +4,24 @@ import {blank} from "./answer.js";
 import {ConversationList} from "./conversationlist.js";
 import * as conversations from "./conversations.js";
 import * as runs from "./runs.js";
-import {announce, bar, count, iconButton, make, setAttr, setText, showStatus} from "./dom.js";
+import {announce, bar, count, iconButton, make, setAttr, setText, showNote, showStatus} from "./dom.js";
 import {icon} from "./icons.js";
 import {Settings} from "./settings.js";
 import {Turn} from "./turn.js";
 
 /** Prompts for a first message, which every chat model can answer. */
 const EXAMPLES = ["Name three colours and an object of each.", "Write a short poem about the sea at night.", "Explain in two sentences why the sky is blue."];
+/** The text of the composer, while another view is shown. */
+let draft = "";
+/** How often the served models are requested again while there are none. */
+const MODELS_EVERY_MS = 2000;
 /** How near to the end the messages must be scrolled to follow a growing answer. */
 const NEAR_PX = 80;
 
 export class Chat {
   constructor() {
     this.shown = new Map();
+    this.conversation = conversations.fresh();
     this.list = new ConversationList((conversation) => this.open(conversation), () => this.conversation);
     this.side = this.list.node;
     this.settings = new Settings(() => this.showSettings());
@@ -34,6 +39,7 @@ export class Chat {
     head.querySelector("h1").classList.add("hidden");
     this.node = make("section", {class: "view chat", "aria-labelledby": "chat"}, make("div", {class: "talk"}, head, this.scroller, this.form), this.settings.node);
     this.endWatch = runs.watch((run, over) => this.onRunChange(run, over));
+    this.text.value = draft;
     this.begin();
   }
 
@@ -42,6 +48,8 @@ export class Chat {
   }
 
   close() {
+    draft = this.text.value;
+    this.isClosed = true;
     this.endWatch();
   }
 
@@ -70,18 +78,38 @@ export class Chat {
   }
 
   async begin() {
-    this.all = await conversations.all();
-    this.open(this.all.find((of) => !of.isPinned) ?? this.all[0] ?? conversations.fresh());
+    try {
+      this.all = await conversations.all();
+      this.open(this.all.find((of) => !of.isPinned) ?? this.all[0] ?? this.conversation);
+    } catch (error) {
+      this.open(this.conversation);
+      showNote(`This browser stores no conversations: ${error.message}`);
+    }
+    await this.loadModels();
+  }
+
+  /** Loads the served models, again and again until there is one. */
+  async loadModels() {
+    let problem = "";
     try {
       await this.settings.load();
     } catch (error) {
-      showStatus(error.message);
+      problem = error.message;
     }
+    if (this.isClosed) return;
+    showStatus(problem);
+    if (!this.settings.model.value) return setTimeout(() => this.isClosed || this.loadModels(), MODELS_EVERY_MS);
+    // Their figures name the context, which was not known before.
+    for (const shown of this.shown.values()) shown.showStats();
   }
 
   async drawList() {
-    await this.list.draw();
-    this.all = await conversations.all();
+    try {
+      await this.list.draw();
+      this.all = await conversations.all();
+    } catch {
+      // The first attempt has shown why.
+    }
   }
 
   open(conversation) {
@@ -217,7 +245,7 @@ export class Chat {
       this.took = performance.now() - began;
     });
     // Drawings that are slow are made less often, so the page stays responsive.
-    if (this.took > 8) setTimeout(draw, Math.min(this.took * 4, 1000));
+    if (this.took > 8) setTimeout(draw, Math.min(this.took * 4, 4000));
     else draw();
   }
 
@@ -264,5 +292,6 @@ export class Chat {
     this.conversation.at = conversations.end(this.conversation, turn).id;
     conversations.save(this.conversation);
     this.draw();
+    this.shown.get(turn.id)?.branches.querySelector("button:not(:disabled)")?.focus();
   }
 }

@@ -2,8 +2,8 @@
 
 import {iconButton, make, showNote} from "./dom.js";
 
-/** Longer code stays in one colour. */
-const COLOURED_MAX = 100000;
+/** Longer code stays in one colour, and so does what follows this number of coloured parts. */
+const [COLOURED_MAX, PARTS_MAX] = [100000, 5000];
 
 const words = (text) => new Set(text.split(" "));
 const C_LIKE = "break case catch class const continue default do else enum extends false finally for if import in instanceof interface new null private protected public return static super switch this throw throws true try typeof var void while";
@@ -20,7 +20,7 @@ const LANGUAGES = {
   java: language(SLASHES, QUOTED, `${C_LIKE} abstract boolean byte char double final float implements int long package record short synchronized transient var volatile yield String`),
   js: language(SLASHES, WITH_BACKTICKS, `${C_LIKE} async await debugger delete export from function get let of set undefined yield type as readonly string number boolean any never unknown declare namespace implements abstract keyof`),
   json: language("(?!)", QUOTED, "true false null"),
-  python: language(HASHES, String.raw`"""(?:[^"\\]|\\[^]|"(?!""))*(?:"""|$)|'''(?:[^'\\]|\\[^]|'(?!''))*(?:'''|$)|${QUOTED}`, "and as assert async await break class continue def del elif else except False finally for from global if import in is lambda match case None nonlocal not or pass raise return self True try while with yield"),
+  python: language(HASHES, String.raw`"""(?:[^"\\]|\\(?:[^]|$)|"(?!""))*(?:"""|$)|'''(?:[^'\\]|\\(?:[^]|$)|'(?!''))*(?:'''|$)|${QUOTED}`, "and as assert async await break class continue def del elif else except False finally for from global if import in is lambda match case None nonlocal not or pass raise return self True try while with yield"),
   ruby: language(HASHES, QUOTED, "alias and begin break case class def defined? do else elsif end ensure false for if in module next nil not or redo rescue retry return self super then true undef unless until when while yield require attr_reader attr_accessor puts"),
   rust: language(SLASHES, String.raw`"(?:[^"\\]|\\[^])*"?|'(?:[^'\\\n]|\\.)'`, "as async await break const continue crate dyn else enum extern false fn for if impl in let loop match mod move mut pub ref return self Self static struct super trait true type unsafe use where while bool char f32 f64 i8 i16 i32 i64 i128 isize str u8 u16 u32 u64 u128 usize String Vec Option Result Some None Ok Err"),
   shell: language(HASHES, String.raw`"(?:[^"\\]|\\[^])*"?|'[^']*'?`, "if then else elif fi for in do done while until case esac function return export local echo cd exit set unset source sudo"),
@@ -55,6 +55,7 @@ export function coloured(text, given) {
     from = at + part.length;
   };
   for (const {0: part, 1: comment, 2: string, 3: number, index} of text.matchAll(patternOf(name))) {
+    if (nodes.length > PARTS_MAX) break;
     if (comment) add("t-com", index, part);
     else if (string) add("t-str", index, part);
     else if (number) add("t-num", index, part);

@@ -27,7 +27,9 @@ export class ConversationList {
     const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const text = (of) => `${conversations.title(of)} ${of.turns.map((turn) => turn.text ?? "").join(" ")}`.toLowerCase();
     const shown = words.length ? all.filter((of) => words.every((word) => text(of).includes(word))) : all;
+    const focused = this.list.contains(document.activeElement) ? document.activeElement.closest("li")?.dataset.id : null;
     this.list.replaceChildren(...shown.map((of) => this.entry(of)));
+    if (focused) [...this.list.children].find((of) => of.dataset.id === focused)?.querySelector(".name").focus();
     if (!shown.length && words.length) this.list.replaceChildren(make("li", {class: "quiet small"}, "No conversation has these words."));
   }
 
@@ -42,7 +44,7 @@ export class ConversationList {
       ["pin", conversation.isPinned ? "Unpin" : "Pin", () => this.change(conversation.id, (of) => (of.isPinned = !of.isPinned))],
       ["export", "Export", () => download(conversations.exported([conversation]))],
       ["trash", "Delete", () => this.remove(conversation)]]);
-    return make("li", {}, open, menu);
+    return make("li", {"data-id": conversation.id}, open, menu);
   }
 
   /** Opens a conversation as it is stored now: it may have grown since the list was drawn. */

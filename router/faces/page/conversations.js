@@ -12,10 +12,16 @@ const result = (request) => new Promise((resolve, reject) => {
   request.onerror = () => reject(request.error);
 });
 
+let database = null;
+
+/** The database, opened once. If that fails, the next call tries again. */
 function opened() {
+  if (database) return database;
   const request = indexedDB.open(DATABASE, 1);
   request.onupgradeneeded = () => request.result.createObjectStore(STORE, {keyPath: "id"});
-  return result(request);
+  database = result(request);
+  database.catch(() => (database = null));
+  return database;
 }
 
 const store = async (mode) => (await opened()).transaction(STORE, mode).objectStore(STORE);
@@ -29,8 +35,9 @@ export async function all() {
 export const one = async (id) => result((await store("readonly")).get(id));
 
 export async function save(conversation, changed = Date.now()) {
+  conversation.changed = changed;
   const objects = await store("readwrite");
-  await result(objects.put({...conversation, changed}));
+  await result(objects.put(conversation));
   if ((await result(objects.count())) <= CONVERSATIONS_MAX) return;
   for (const old of (await all()).slice(CONVERSATIONS_MAX)) await remove(old.id);
 }
@@ -79,7 +86,7 @@ function messagesOf(turn) {
 
 /** The request of an answer. Its messages come from the branch before the turn and are stored only there. */
 export function body(conversation, turn) {
-  const {system, continued, ...request} = requestOf(turn);
+  const {system, continued, ...request} = requestOf(turn) ?? {};
   if (request.messages) return request;
   const messages = path(conversation, turn.parent).flatMap(messagesOf);
   if (system) messages.unshift({role: "system", content: system});
@@ -119,17 +126,38 @@ export function end(conversation, turn) {
 /** The text of a file with conversations. */
 export const exported = (conversations) => JSON.stringify({lockstep: "conversations", version: 1, conversations}, null, 1);
 
-/** Stores the conversations of a file under new ids. Returns how many. Throws if it is not such a file. */
+const list = (value) => (Array.isArray(value) ? value : []);
+
+/** A turn of a file in the form of this build. An answer that was under way in the other browser is not continued. */
+function importedTurn(turn) {
+  const {id, role, parent} = turn;
+  const plain = {id, role, parent, text: `${turn.text ?? ""}`};
+  if (role === "user") return plain;
+  if (role === "tool") return {...plain, results: list(turn.results).map((of) => ({id: `${of?.id}`, name: `${of?.name}`, text: `${of?.text}`}))};
+  return {...turn, ...plain, thought: `${turn.thought ?? ""}`, calls: callsOf(turn), ids: list(turn.ids), tokens: list(turn.tokens), over: turn.over ?? "stopped", last: null};
+}
+
+/** A conversation of a file, with an id of its own. Throws if its turns are no tree. */
+function importedConversation(given) {
+  const ids = new Set();
+  for (const turn of given?.turns ?? [null]) {
+    const isTurn = ["user", "assistant", "tool"].includes(turn?.role) && Number.isInteger(turn.id) && !ids.has(turn.id);
+    if (!isTurn || (turn.parent !== null && !ids.has(turn.parent))) throw new Error("a conversation has turns of another form");
+    ids.add(turn.id);
+  }
+  const turns = given.turns.map(importedTurn);
+  return {...fresh(), turns, at: ids.has(given.at) ? given.at : turns.at(-1)?.id ?? null, next: Math.max(0, ...ids) + 1, isPinned: Boolean(given.isPinned),
+    ...(given.name ? {name: `${given.name}`} : {}), changed: Number.isFinite(given.changed) ? given.changed : Date.now()};
+}
+
+/** Stores the conversations of a file, all or none. Returns how many. Throws if it is not such a file. */
 export async function imported(text) {
   const {lockstep, version, conversations} = JSON.parse(text);
   if (lockstep !== "conversations" || version !== 1 || !Array.isArray(conversations)) throw new Error("the file has no conversations of this page");
-  for (const conversation of conversations) {
-    if (!Array.isArray(conversation.turns) || conversation.turns.some((turn) => !["user", "assistant", "tool"].includes(turn.role))) throw new Error("a conversation has turns of another form");
-    // An answer that was under way in the other browser is not continued here.
-    for (const turn of conversation.turns) if (turn.role === "assistant") turn.over ??= "stopped";
-    await save({...fresh(), ...conversation, id: fresh().id});
-  }
-  return conversations.length;
+  const read = conversations.map(importedConversation);
+  if ((await all()).length + read.length > CONVERSATIONS_MAX) throw new Error(`this browser keeps at most ${CONVERSATIONS_MAX} conversations: delete some first`);
+  for (const conversation of read) await save(conversation, conversation.changed);
+  return read.length;
 }
 
 export function title(conversation) {

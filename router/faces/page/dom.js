@@ -89,7 +89,7 @@ export function menuButton(shape, name, items) {
       event.preventDefault();
       entries[(entries.indexOf(document.activeElement) + by + entries.length) % entries.length].focus();
     };
-    menu = make("div", {class: "menu", role: "menu", "aria-label": name, keydown: move}, entries);
+    menu = make("div", {class: "menu", role: "menu", tabindex: "-1", "aria-label": name, keydown: move}, entries);
     menu.addEventListener("focusout", (event) => menu && !menu.contains(event.relatedTarget) && event.relatedTarget !== button && close());
     document.body.append(menu);
     placeBelow(menu, button);

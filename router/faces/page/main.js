@@ -19,6 +19,7 @@ const VIEWS = [
   {name: "load", title: "Load", icon: "chart", keys: "g l", make: () => new Load(), isAllowed: ({sees}) => sees.cluster && !sees.elsewhere},
 ];
 
+const START_AGAIN_MS = 1000;
 const [place, side] = ["view", "side"].map((id) => document.getElementById(id));
 const nav = make("nav", {id: "views", "aria-label": "Views"});
 const ofView = make("div", {class: "of-view"});
@@ -43,9 +44,20 @@ function drawFrame() {
   side.after(make("button", {type: "button", class: "shade", "aria-label": "Close the navigation", click: close}));
   side.addEventListener("click", (event) => event.target.closest("a, .of-view button:not([aria-haspopup])") && close());
   addEventListener("keydown", (event) => event.key === "Escape" && close());
+  // The address stays that of the view.
+  document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), place.focus()));
   document.body.append(make("p", {id: "announced", class: "hidden", role: "status", "aria-live": "polite"}));
   applyTheme();
 }
+
+/** A part of the address. One that is not encoded stays what it is. */
+const decoded = (text) => {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+};
 
 const allowedViews = () => (viewer ? VIEWS.filter((view) => view.isAllowed(viewer)) : []);
 
@@ -55,7 +67,7 @@ const isServed = async (path) => {
     await get(path);
     return true;
   } catch (error) {
-    if (error instanceof HttpError) return false;
+    if (error instanceof HttpError && [401, 403, 404].includes(error.status)) return false;
     throw error;
   }
 };
@@ -80,7 +92,7 @@ async function start() {
     clear();
     if (error instanceof HttpError && error.status === 401) return requestKey();
     showStatus(`The server does not respond: ${error.message}`);
-    setTimeout(start, 2000);
+    setTimeout(start, 2 * START_AGAIN_MS);
   }
 }
 
@@ -113,7 +125,7 @@ function clear() {
 function show() {
   const views = allowedViews();
   if (!views.length) return;
-  const [requested, rest] = location.hash.slice(1).split("/", 2).map(decodeURIComponent);
+  const [requested, rest] = location.hash.slice(1).split("/", 2).map(decoded);
   const view = views.find((of) => of.name === requested) ?? views[0];
   nav.replaceChildren(...views.map((of) => {
     const link = make("a", {href: `#${of.name}`}, icon(of.icon), of.title);
@@ -121,7 +133,7 @@ function show() {
     return link;
   }));
   document.title = `${view.title} · Lockstep`;
-  if (name === view.name) return rest && shown.open?.(rest);
+  if (name === view.name) return rest ? shown.open?.(rest) : shown.openNone?.();
   watching?.abort();
   shown?.close?.();
   name = view.name;
@@ -135,6 +147,9 @@ function show() {
 /** Watches the topics of the shown view, and only while the page is visible. */
 function follow() {
   watching?.abort();
+  // The problem of another view's stream is none of this one.
+  if (place.hasAttribute("aria-busy")) showStatus("");
+  setFlag(place, "aria-busy", false);
   const topics = shown?.topics() ?? [];
   if (!topics.length || document.hidden) return;
   watching = new AbortController();
@@ -142,13 +157,13 @@ function follow() {
   const onState = (problem, hasEnded) => {
     setFlag(place, "aria-busy", Boolean(problem));
     showStatus(problem ?? "");
-    if (hasEnded) start();
+    if (hasEnded) setTimeout(start, START_AGAIN_MS);
   };
   watch(topics, (topic, data) => view === shown && view.update(topic, data), onState, signal);
 }
 
 drawFrame();
-addEventListener("hashchange", (event) => (new URL(event.newURL).hash === "#view" ? null : show()));
+addEventListener("hashchange", show);
 document.addEventListener("visibilitychange", follow);
 start();
 

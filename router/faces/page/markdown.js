@@ -28,13 +28,14 @@ export function markdown(text) {
 
 /** The length of the final part of a growing answer: up to the last empty line outside code. */
 export function finalLength(text, from = 0) {
-  let [end, at, inCode] = [from, from, false];
+  let [end, at, mark] = [from, from, null];
   while (at < text.length) {
     const line = text.indexOf("\n", at);
     if (line < 0) break;
     const content = text.slice(at, line);
-    if (/^ {0,3}(```|~~~)/.test(content)) inCode = !inCode;
-    if (!inCode && content.trim() === "") end = line + 1;
+    if (mark) mark = content.trim().startsWith(mark) ? null : mark;
+    else mark = /^\s*(`{3,}|~{3,})/.exec(content)?.[1] ?? null;
+    if (!mark && content.trim() === "") end = line + 1;
     at = line + 1;
   }
   return end;
@@ -147,7 +148,11 @@ function list(lines, at, out, budget, depth) {
 function table(lines, at, out, budget) {
   const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
   const aligned = cells(lines[at + 1]).map((rule) => (rule.endsWith(":") ? (rule.startsWith(":") ? "to-center" : "to-end") : null));
-  const row = (line, name) => make("tr", {}, cells(line).map((cell, column) => inline(make(name, {class: aligned[column]}), cell, budget)));
+  const row = (line, name) => {
+    const all = cells(line).slice(0, Math.max(budget.left, 1));
+    budget.left -= all.length + 1;
+    return make("tr", {}, all.map((cell, column) => inline(make(name, {class: aligned[column]}), cell, budget)));
+  };
   const head = make("thead", {}, row(lines[at], "th"));
   const body = make("tbody");
   let end = at + 2;

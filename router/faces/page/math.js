@@ -76,13 +76,16 @@ class Reader {
   scripted(depth) {
     const name = this.peek().slice(1);
     const base = this.term(depth);
-    let [below, above] = [null, null];
+    let [below, above, primes] = [null, null, ""];
     for (this.skipSpace(); ["_", "^", "'"].includes(this.peek()); this.skipSpace()) {
       const part = this.parts[this.at++];
-      if (part === "'") above = above ? node("mrow", {}, above, node("mo", {}, "′")) : node("mo", {}, "′");
+      // A second script of one kind has no meaning.
+      if ((part === "_" && below) || (part === "^" && above)) throw new Unknown();
+      if (part === "'") primes += "′";
       else if (part === "_") below = this.argument(depth);
       else above = this.argument(depth);
     }
+    if (primes) above = node("mrow", {}, node("mo", {}, primes), ...(above ? [above] : []));
     const isAround = WITH_LIMITS.has(name);
     if (below && above) return node(isAround ? "munderover" : "msubsup", {}, base, below, above);
     if (below) return node(isAround ? "munder" : "msub", {}, base, below);
@@ -169,7 +172,8 @@ class Reader {
     const fence = () => {
       this.skipSpace();
       const part = this.parts[this.at++] ?? "";
-      return part === "." ? "" : part.startsWith("\\") ? SIGNS[part.slice(1)] ?? "" : part;
+      if (part.startsWith("\\") && !Object.hasOwn(SIGNS, part.slice(1))) throw new Unknown();
+      return part === "." ? "" : part.startsWith("\\") ? SIGNS[part.slice(1)] : part;
     };
     const open = fence();
     const row = this.row("\\right", depth + 1);

@@ -23,7 +23,7 @@ export class Requests {
     this.tenants = make("select", {"aria-label": "Tenant", hidden: true, change: () => ((this.tenant = this.tenants.value), this.draw())});
     const head = make("div", {class: "row head", "aria-hidden": "true"}, COLUMNS.map(([name, label]) => make("span", {class: kindOf(name)}, label)));
     this.list = new List("List of requests", row, (node, request) => fill(node, request, this), (request) => request.number, head);
-    this.one = make("aside", {class: "one", "aria-live": "polite", "aria-label": "One request", hidden: true});
+    this.one = make("aside", {class: "one", "aria-label": "One request", hidden: true});
     this.empty = make("p", {class: "note"});
     this.node = make("section", {class: "view requests", "aria-labelledby": "requests"},
       bar("requests", "Requests", this.counts, make("span", {class: "push"}), make("div", {class: "segments", role: "group", "aria-label": "Filter"}, this.buttons), this.tenants),
@@ -53,7 +53,7 @@ export class Requests {
     this.draw();
     // Loads the open request again while it runs.
     const open = this.shown && requests.find((of) => of.number === this.shown);
-    if (open && (!open.over || !this.isOver)) this.open(this.shown);
+    if (open && (!open.over || !this.isOver) && !this.busy) this.open(this.shown);
   }
 
   showTenants() {
@@ -80,25 +80,37 @@ export class Requests {
     this.list.show(shown);
   }
 
+  /** Opens a request. The last call counts, whichever reply comes first. */
   async open(number) {
-    if (this.busy) return;
+    const mine = (this.opening = (this.opening ?? 0) + 1);
     this.busy = true;
+    let shown = null;
     try {
       const request = await get(`requests/${encodeURIComponent(number)}`);
+      if (mine !== this.opening) return;
       [this.shown, this.isOver] = [request.number, request.over];
-      this.one.replaceChildren(details(request, () => this.closeOne()));
+      shown = details(request, () => this.closeOne());
     } catch (error) {
-      this.one.replaceChildren(make("p", {class: "note bad"}, error.message));
-    } finally {
-      this.busy = false;
-      this.one.hidden = false;
-      this.node.classList.add("with-one");
-      this.list.drawSoon();
+      if (mine !== this.opening) return;
+      shown = make("article", {class: "card row-of"}, make("p", {class: "bad"}, error.message), iconButton("close", "Close", () => this.closeOne(), {class: "bare push"}));
     }
+    this.busy = false;
+    const hasFocus = this.one.contains(document.activeElement);
+    this.one.replaceChildren(shown);
+    this.one.hidden = false;
+    if (hasFocus) this.one.querySelector("button")?.focus();
+    this.node.classList.add("with-one");
+    this.list.drawSoon();
+  }
+
+  /** The address names no request. */
+  openNone() {
+    if (!this.one.hidden) this.closeOne();
   }
 
   closeOne() {
-    [this.shown, this.one.hidden] = [null, true];
+    [this.shown, this.one.hidden, this.busy] = [null, true, false];
+    this.opening = (this.opening ?? 0) + 1;
     this.node.classList.remove("with-one");
     history.replaceState(null, "", "#requests");
     this.list.drawSoon();

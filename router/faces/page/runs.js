@@ -2,6 +2,7 @@
 
 import {stream} from "./answer.js";
 import * as conversations from "./conversations.js";
+import {showNote} from "./dom.js";
 
 /** A growing answer is written to the browser's storage at most this often. */
 const STORE_EVERY_MS = 500;
@@ -28,20 +29,33 @@ export async function answer(conversation, turn) {
   let stored = 0;
   const onChange = () => {
     notify(false);
-    if (Date.now() - stored > STORE_EVERY_MS) {
+    if (Date.now() - stored > STORE_EVERY_MS && !run.isStoring) {
       stored = Date.now();
       store(run);
     }
   };
-  await store(run);
-  await stream(turn, conversations.body(conversation, turn), onChange, run.abort.signal);
-  await store(run);
-  runs.delete(conversation.id);
-  notify(true);
+  try {
+    await store(run);
+    await stream(turn, conversations.body(conversation, turn), onChange, run.abort.signal);
+  } finally {
+    await store(run);
+    runs.delete(conversation.id);
+    notify(true);
+  }
 }
 
-/** Does not store a conversation that the user has deleted during the run. */
-const store = (run) => (run.isRemoved ? null : conversations.save(run.conversation));
+/** Stores the conversation of a run, unless the user has deleted it during the run. */
+async function store(run) {
+  if (run.isRemoved) return;
+  run.isStoring = true;
+  try {
+    await conversations.save(run.conversation);
+  } catch (error) {
+    showNote(`This browser does not store the conversation: ${error.message}`);
+  } finally {
+    run.isStoring = false;
+  }
+}
 
 export function remove(id) {
   const run = runs.get(id);

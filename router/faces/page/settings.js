@@ -30,10 +30,18 @@ function parseSchema(text) {
   return schema;
 }
 
+function stored() {
+  try {
+    return JSON.parse(localStorage.getItem(STORED) ?? "{}");
+  } catch {
+    return {};
+  }
+}
+
 export class Settings {
   constructor(onChange) {
     this.onChange = onChange;
-    this.stored = JSON.parse(localStorage.getItem(STORED) ?? "{}");
+    this.stored = stored();
     this.about = new Map();
     this.model = make("select", {name: "model", "aria-label": "Model", change: () => (this.store(), this.describe())});
     this.system = make("textarea", {name: "system", rows: 4, placeholder: "How the model should behave"});

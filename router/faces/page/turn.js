@@ -74,7 +74,11 @@ export class Turn {
     this.state.className = turn.over && turn.broken ? "state bad" : `state quiet${isWaiting ? " waiting" : ""}`;
     this.goOn.hidden = !(turn.over && turn.text && (turn.over === "stopped" || turn.reason === "length") && !conversations.callsOf(turn).length);
     this.buttons.hidden = !turn.over;
-    if (turn.over && this.stats.childElementCount === 0) this.stats.replaceChildren(...this.statNodes());
+    if (turn.over && this.stats.childElementCount === 0) this.showStats();
+  }
+
+  showStats() {
+    if (this.turn.role === "assistant" && this.turn.over) this.stats.replaceChildren(...this.statNodes());
   }
 
   /** What the answer cost: tokens, speed, the first token, the context, and how much of the prompt was reused. */
@@ -82,7 +86,7 @@ export class Turn {
     const {turn, chat} = this;
     const nodes = [];
     const add = (text, title) => nodes.push(make("span", {title}, text));
-    if (turn.ids.length) add(`${count(turn.ids.length)} ${turn.ids.length === 1 ? "token" : "tokens"}`, "Tokens of this answer");
+    if (turn.ids?.length) add(`${count(turn.ids.length)} ${turn.ids.length === 1 ? "token" : "tokens"}`, "Tokens of this answer");
     const speed = speedOf(turn);
     if (speed) add(`${speed.toFixed(1)} tokens/s`, "Tokens in a second, behind the first one");
     if (turn.times?.first) add(`first token ${millis(turn.times.first - turn.times.sent)}`, "The time from the request to the first token");
@@ -105,7 +109,10 @@ export class Turn {
 
   /** Draws the final part of an answer once, and only the rest again. */
   showContent() {
-    const {text} = this.turn;
+    const {text, over} = this.turn;
+    // At its end the whole answer is drawn once more: its parts were drawn apart.
+    if (over && this.drawn !== null && !this.isFinal) this.drawn = null;
+    this.isFinal = Boolean(over);
     if (this.drawn === text) return;
     if (text.length > MARKUP_MAX) {
       this.content.className = "content raw";
@@ -147,8 +154,11 @@ export class Turn {
 
   showBranches() {
     const all = conversations.siblings(this.chat.conversation, this.turn);
-    if (all.length < 2) return this.branches.replaceChildren();
     const at = all.indexOf(this.turn);
+    const key = all.length < 2 ? "" : `${at} of ${all.length}`;
+    if (this.branchesDrawn === key) return;
+    this.branchesDrawn = key;
+    if (!key) return this.branches.replaceChildren();
     const step = (by, shape, label) => iconButton(shape, label, () => this.chat.go(all[at + by]), {disabled: !all[at + by]});
     this.branches.replaceChildren(step(-1, "back", "Previous version"), make("span", {class: "number"}, `${at + 1} of ${all.length}`), step(1, "next", "Next version"));
   }
@@ -168,7 +178,7 @@ export class Turn {
   }
 
   request() {
-    const {messages, ...rest} = conversations.requestOf(this.turn);
+    const {messages, ...rest} = conversations.requestOf(this.turn) ?? this.chat.settings.request();
     return {system: messages?.find((of) => of.role === "system")?.content, ...rest};
   }
 
