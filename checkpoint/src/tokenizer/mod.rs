@@ -90,6 +90,11 @@ impl Tokenizer {
     /// The ids of a text. Control tokens that are spelled out in it are recognised; `add_special` adds what the model
     /// expects around a text (not around a rendered chat, whose template has done that).
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Tokens> {
+        Ok(self.encode_framed(text, add_special)?.0)
+    }
+
+    /// Returns the ids of a text, as `encode` does, and how many of them were added before and after it.
+    pub fn encode_framed(&self, text: &str, add_special: bool) -> Result<(Tokens, [usize; 2])> {
         if text.len() > TEXT_BYTES_MAX {
             let n = text.len();
             return Err(Error::Tokenizer(format!("a text of {n} bytes is longer than {TEXT_BYTES_MAX}")));
@@ -111,7 +116,12 @@ impl Tokenizer {
         if ids.starts_with(before) {
             before = &[];
         }
-        Ok([before, &ids, after].concat())
+        let single = &self.0.pipeline.get_post_processor().single;
+        let frame = match add_special {
+            true => [before.len() + single.prefix.len(), single.suffix.len() + after.len()],
+            false => [0, 0],
+        };
+        Ok(([before, &ids, after].concat(), frame))
     }
 
     /// The tokens that stand around a pair of texts, as a model reads them that judges both.

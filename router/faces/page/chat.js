@@ -105,8 +105,7 @@ export class Chat {
 
   async drawList() {
     try {
-      await this.list.draw();
-      this.all = await conversations.all();
+      this.all = await this.list.draw();
     } catch {
       // The first attempt has shown why.
     }

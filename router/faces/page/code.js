@@ -1,6 +1,6 @@
 // Colours code: comments, strings, numbers, keywords and called names of a dozen languages. Reads a text once.
 
-import {iconButton, make, showNote} from "./dom.js";
+import {copyText, iconButton, make} from "./dom.js";
 
 /** Longer code stays in one colour, and so does what follows this number of coloured parts. */
 const [COLOURED_MAX, PARTS_MAX] = [100000, 5000];
@@ -43,7 +43,7 @@ function patternOf(name) {
 }
 
 /** Returns the nodes of a text: coloured if the language is known. */
-export function coloured(text, given) {
+function coloured(text, given) {
   const name = ALIASES[given.toLowerCase()] ?? given.toLowerCase();
   if (!Object.hasOwn(LANGUAGES, name) || text.length > COLOURED_MAX) return [text];
   const {keywords, isCaseless} = LANGUAGES[name];
@@ -68,7 +68,6 @@ export function coloured(text, given) {
 
 /** A block of code with its language and a button that copies it. */
 export function codeBlock(text, given) {
-  const copy = () => navigator.clipboard?.writeText(text).then(() => showNote("Copied"));
-  return make("div", {class: "code"}, make("header", {}, make("span", {}, given || "text"), iconButton("copy", "Copy the code", copy)),
+  return make("div", {class: "code"}, make("header", {}, make("span", {}, given || "text"), iconButton("copy", "Copy the code", () => copyText(text))),
     make("pre", {tabindex: "0", "aria-label": given ? `Code in ${given}` : "Code"}, make("code", {}, coloured(text, given ?? ""))));
 }

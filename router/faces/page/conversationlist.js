@@ -22,6 +22,7 @@ export class ConversationList {
       make("label", {class: "search"}, icon("search"), this.search), this.list, this.file);
   }
 
+  /** Draws the stored conversations, and returns them. */
   async draw() {
     const all = await conversations.all();
     const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -31,6 +32,7 @@ export class ConversationList {
     this.list.replaceChildren(...shown.map((of) => this.entry(of)));
     if (focused) [...this.list.children].find((of) => of.dataset.id === focused)?.querySelector(".name").focus();
     if (!shown.length && words.length) this.list.replaceChildren(make("li", {class: "quiet small"}, "No conversation has these words."));
+    return all;
   }
 
   entry(conversation) {

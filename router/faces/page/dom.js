@@ -39,6 +39,9 @@ export function showNote(text) {
   noteTimer = setTimeout(() => showStatus(""), NOTE_MS);
 }
 
+/** Copies a text to the clipboard, where the browser allows it. */
+export const copyText = (text) => navigator.clipboard?.writeText(text).then(() => showNote("Copied"));
+
 /** A message for screen readers only. */
 export function announce(text) {
   const node = document.getElementById("announced");

@@ -1,7 +1,7 @@
 // The served models; and for operators of one machine, the models on its disk and those that it could fetch, with
 // whether each fits.
 
-import {bar, bytes, count, facts, make, showNote} from "./dom.js";
+import {bar, bytes, copyText, count, facts, make} from "./dom.js";
 import {icon} from "./icons.js";
 import {get, HttpError, post} from "./server.js";
 
@@ -71,5 +71,5 @@ function fit({fits, context, weight_bytes, kv_bytes, why_not}) {
 
 function command(name) {
   const text = `lockstep pull ${name}`;
-  return make("button", {type: "button", class: "command mono", title: "Copy the command", click: () => navigator.clipboard?.writeText(text).then(() => showNote("Copied"))}, text, icon("copy"));
+  return make("button", {type: "button", class: "command mono", title: "Copy the command", click: () => copyText(text)}, text, icon("copy"));
 }

@@ -160,9 +160,9 @@ function speedOf(request) {
 const CAUSES = {preempted: "a preemption", lost: "the loss of a rank", moved: "a move to another replica"};
 
 /** What took the time of a request, in a sentence. */
-function summary(request, events) {
+function summary(request, events, all) {
   const sums = {};
-  for (const {kind, from, to} of spans(request, events)) sums[kind] = (sums[kind] ?? 0) + to - from;
+  for (const {kind, from, to} of all) sums[kind] = (sums[kind] ?? 0) + to - from;
   const causes = [...new Set(events.map((event) => CAUSES[event.what]).filter(Boolean))].join(" and ");
   const [paused, again] = [sums.paused ?? 0, sums.again ?? 0];
   if (causes) return `Slowed by ${causes}: ${millis(paused + again)} of ${millis(request.took_ms)} (${millis(paused)} paused, ${millis(again)} computed again).`;
@@ -189,13 +189,14 @@ function details(request, close) {
     isOne ? null : make("td", {}, `${event.choice}`),
     make("td", {class: event.what === "lost" ? "bad" : event.what === "preempted" || event.what === "moved" ? "warn" : ""}, EVENT_TEXTS[event.what]?.(event) ?? event.what)));
   const end = request.over ? make("tr", {}, make("td", {}, millis(request.took_ms)), isOne ? null : make("td"), make("td", {}, `Ends: ${request.state}`)) : null;
-  const [speed, sentence] = [speedOf(request), summary(request, events)];
+  const all = spans(request, events);
+  const [speed, sentence] = [speedOf(request), summary(request, events, all)];
   return make("article", {class: "card stack", "aria-label": `Request ${request.number}`},
     make("header", {class: "row-of"}, make("h2", {}, `Request #${request.number}`), make("span", {class: `badge ${stateKind(request)}`}, text("state", request)), iconButton("close", "Close", close, {class: "bare push"})),
     facts([["First token", millis(request.first_token_ms)], ["Took", millis(request.took_ms)], ["Speed", speed && `${speed.toFixed(1)} tokens/s`, "From the first token to the end"], ["Prompt", `${count(request.prompt)} tokens`],
       ["Prompt reused", request.over ? percent(request.prompt ? request.cached / request.prompt : 0) : null], ["Output", `${count(request.output)} tokens`]]),
     sentence ? make("p", {class: "note"}, sentence) : null,
-    waterfall(request, events),
+    waterfall(request, all),
     make("div", {class: "wide"}, make("table", {class: "events"},
       make("thead", {}, make("tr", {}, ["After", isOne ? null : "Choice", "Event"].map((name) => name && make("th", {scope: "col"}, name)))),
       make("tbody", {}, list, end))),

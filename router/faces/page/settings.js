@@ -13,7 +13,7 @@ const TOOLS_EXAMPLE = `[{"name": "weather", "parameters": {"type": "object",
 const SCHEMA_EXAMPLE = `{"type": "object", "properties": {"name": {"type": "string"}}}`;
 
 /** Returns tools in the form of a request. Accepts that form, bare functions, and one tool without a list. */
-export function parseTools(text) {
+function parseTools(text) {
   if (!text.trim()) return [];
   const given = JSON.parse(text);
   return (Array.isArray(given) ? given : [given]).map((tool) => {

@@ -9,7 +9,7 @@ const SHAPES = {system: "system", light: "sun", dark: "moon"};
 
 export const theme = () => localStorage.getItem(STORED) ?? "system";
 
-export function setTheme(name) {
+function setTheme(name) {
   if (name === "system") localStorage.removeItem(STORED);
   else localStorage.setItem(STORED, name);
   applyTheme();

@@ -2,7 +2,7 @@
 
 import {repeat} from "./answer.js";
 import * as conversations from "./conversations.js";
-import {announce, count, iconButton, make, menuButton, millis, setText, showNote} from "./dom.js";
+import {announce, copyText, count, iconButton, make, menuButton, millis, setText} from "./dom.js";
 import {icon} from "./icons.js";
 import {finalLength, markdown, visible} from "./markdown.js";
 import {probabilities} from "./probabilities.js";
@@ -34,9 +34,8 @@ export class Turn {
 
   addButtons() {
     const {turn} = this;
-    const copy = () => navigator.clipboard?.writeText(turn.text).then(() => showNote("Copied"));
     const add = (...all) => this.buttons.append(...all);
-    if (turn.role !== "tool") add(iconButton("copy", "Copy", copy));
+    if (turn.role !== "tool") add(iconButton("copy", "Copy", () => copyText(turn.text)));
     if (turn.role === "user") add(iconButton("edit", "Edit", () => this.edit()));
     if (turn.role === "assistant") {
       this.goOn = iconButton("play", "Continue", () => this.chat.isBusy() || this.continue(), {hidden: true});

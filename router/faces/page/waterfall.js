@@ -55,10 +55,10 @@ export function spans(request, events) {
   return found;
 }
 
-export function waterfall(request, events) {
+/** `found` are the spans of the request. */
+export function waterfall(request, found) {
   const all = Math.max(request.took_ms, 1);
   const x = (ms) => (WIDTH * ms) / all;
-  const found = spans(request, events);
   const lanes = LANES.flatMap(([kind, label, colour]) => {
     const own = found.filter((span) => span.kind === kind);
     if (!own.length) return [];

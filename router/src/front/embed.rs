@@ -76,24 +76,14 @@ impl Frontend {
         readout: Readout,
         trace: &TracedSpan,
     ) -> Result<v1::EmbedReply, Refusal> {
-        let ParsedRequest {
-            model,
-            prompts: mut inputs,
-            truncation,
-            adds_special,
-            deadline,
-            priority,
-            cache_salt,
-            tenant,
-            ..
-        } = parsed;
-        let text = self.text(&model)?;
+        let mut inputs = parsed.prompts;
+        let text = self.text(&parsed.model)?;
         let pooling = text.spec.pooling.clone();
         readout.check(&pooling, text.embedding_length())?;
         if !pooling.is_classifier() && inputs.iter().any(|input| matches!(input, Input::Pair(_))) {
             return Err(Refusal::invalid("pair", "needs a classifier, and this model embeds single texts"));
         }
-        let deadline = self.deadline(deadline);
+        let deadline = self.deadline(parsed.deadline);
         let limits = &self.config.limits;
         let (n, n_max) = (inputs.len(), limits.embeddings_max);
         if n == 0 || n > n_max {
@@ -102,17 +92,16 @@ impl Frontend {
         let mut reply = v1::EmbedReply { usage: Some(v1::Usage::default()), ..v1::EmbedReply::default() };
         while !inputs.is_empty() {
             let n = inputs.len().min(limits.embeddings_at_once_max).min(self.admission.places() as usize).max(1);
-            let (model, prompts) = (model.clone(), inputs.drain(..n).collect());
             let part = ParsedRequest {
-                model,
-                prompts,
+                model: parsed.model.clone(),
+                prompts: inputs.drain(..n).collect(),
                 purpose: Purpose::Pool,
-                truncation,
-                adds_special,
+                truncation: parsed.truncation,
+                adds_special: parsed.adds_special,
                 deadline,
-                priority,
-                cache_salt,
-                tenant,
+                priority: parsed.priority,
+                cache_salt: parsed.cache_salt,
+                tenant: parsed.tenant,
                 ..ParsedRequest::default()
             };
             self.pool_some(part, trace, &mut reply).await?;

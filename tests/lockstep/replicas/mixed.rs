@@ -22,7 +22,7 @@ const STREAMS: usize = 32;
 const KILLED_AT: usize = 200;
 
 /// A coordinator for each model with its workers, and a router.
-struct Cluster {
+struct ThreeModels {
     _coordinators: Vec<Node>,
     addresses: Vec<String>,
     /// Of each model, one after the other.
@@ -31,8 +31,8 @@ struct Cluster {
     http: String,
 }
 
-impl Cluster {
-    fn start(grid: &[&str], n_workers: usize) -> Cluster {
+impl ThreeModels {
+    fn start(grid: &[&str], n_workers: usize) -> ThreeModels {
         let (mut coordinators, mut workers, mut addresses) = (Vec::new(), Vec::new(), Vec::new());
         for (name, model) in MODELS {
             let served = ["--served-model-name", name, "--activations", "f32", "--listen", "127.0.0.1:0"];
@@ -54,7 +54,7 @@ impl Cluster {
             assert!(Instant::now() < deadline, "all are ready");
             std::thread::sleep(Duration::from_millis(50));
         }
-        Cluster { _coordinators: coordinators, addresses, workers: workers.into(), _router: router, http }
+        ThreeModels { _coordinators: coordinators, addresses, workers: workers.into(), _router: router, http }
     }
 
     /// Kills the first worker of each model, and starts another one.
@@ -163,7 +163,7 @@ fn check(way: &str, got: &[Value], expected: &[Value]) {
 #[test]
 fn mixed_requests_have_equal_bits_everywhere() {
     let nothing = |_: usize| {};
-    let plain = Cluster::start(&[], 1);
+    let plain = ThreeModels::start(&[], 1);
     let expected: Vec<Value> = (0..REQUESTS).map(|i| reply(&plain.http, i)).collect();
     let distinct: HashSet<String> = expected.iter().map(Value::to_string).collect();
     assert!(distinct.len() > REQUESTS / 3, "only {} replies are distinct", distinct.len());
@@ -171,7 +171,7 @@ fn mixed_requests_have_equal_bits_everywhere() {
     check("beside streams", &beside_streams(&plain.http, &nothing), &expected);
     drop(plain);
     for (way, grid) in [("tp 2", ["--tp", "2"]), ("pp 2", ["--pp", "2"])] {
-        let cluster = Cluster::start(&grid, 2);
+        let cluster = ThreeModels::start(&grid, 2);
         check(way, &replies(&cluster.http, &nothing), &expected);
         let kill = |i: usize| {
             if i == KILLED_AT {

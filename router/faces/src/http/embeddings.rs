@@ -1,9 +1,8 @@
 //! `/v1/embeddings`. Has no knowledge of replicas.
 
 use crate::http::error::HttpError;
-use crate::http::fields::Fields;
 use crate::http::page::{AnswerRequest, ApiRequest, record_refusal};
-use crate::http::pooled::{pooled_request, with_prompts};
+use crate::http::pooled::{is_raw, pooled_request, with_prompts};
 use crate::http::ranking::{reply_id, usage};
 use crate::http::vectors::VectorForm;
 use axum::extract::State;
@@ -12,18 +11,13 @@ use proto::v1;
 use router::front::embed::{Readout, ReadoutKind};
 use router::front::frontend::{Frontend, unix_seconds};
 use router::front::parsed_request::ParsedRequest;
-use router::front::recorder::Recorder;
 use router::refusal::Refusal;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 pub async fn embeddings(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
-    answer(&front, request.page, request.recorder).await
-}
-
-/// Answers a request whose body has been read.
-pub async fn answer(front: &Arc<Frontend>, page: ApiRequest, mut recorder: Recorder) -> Result<Response, HttpError> {
-    let (parsed, readout, form) = record_refusal(&mut recorder, parse_request(front, page).map_err(HttpError::from))?;
+    let AnswerRequest { page, mut recorder, .. } = request;
+    let (parsed, readout, form) = record_refusal(&mut recorder, parse_request(&front, page).map_err(HttpError::from))?;
     // This endpoint's name for prompts is `input`.
     let named = |refusal: Refusal| refusal.renamed(&[("text", "input"), ("token_ids", "input"), ("chat", "messages")]);
     let reply = front.pool(parsed, readout, &mut recorder).await.map_err(named)?;
@@ -52,9 +46,4 @@ fn parse_request(front: &Frontend, page: ApiRequest) -> Result<(ParsedRequest, R
         with_prompts(&text, input_type.as_deref(), &mut parsed.prompts)?;
     }
     Ok((parsed, Readout { kind: ReadoutKind::Embedding, is_raw, dimensions }, form))
-}
-
-/// Whether the client requests what the model's layers return, without an activation or a length of one.
-pub fn is_raw(fields: &mut Fields) -> Result<bool, Refusal> {
-    Ok(fields.boolean("use_activation")? == Some(false))
 }

@@ -30,6 +30,11 @@ pub fn pooled_request(fields: &mut Fields) -> Result<ParsedRequest, Refusal> {
     })
 }
 
+/// Whether the client requests what the model's layers return, without an activation or a length of one.
+pub fn is_raw(fields: &mut Fields) -> Result<bool, Refusal> {
+    Ok(fields.boolean("use_activation")? == Some(false))
+}
+
 fn prompts(fields: &mut Fields) -> Result<Vec<Input>, Refusal> {
     if fields.has("messages") {
         return chat(fields);

@@ -1,10 +1,10 @@
 //! `/classify`, `/pooling` and Cohere's `/v2/embed`: pooled vectors and scores in the forms of vLLM and Cohere.
 
-use crate::http::embeddings::{head, is_raw};
+use crate::http::embeddings::head;
 use crate::http::error::HttpError;
 use crate::http::fields::Fields;
 use crate::http::page::{AnswerRequest, ApiRequest, record_refusal};
-use crate::http::pooled::{pooled_request, with_prompts};
+use crate::http::pooled::{is_raw, pooled_request, with_prompts};
 use crate::http::ranking::reply_id;
 use crate::http::vectors::VectorForm;
 use axum::Json;
@@ -15,7 +15,6 @@ use proto::v1::generate_request::Input;
 use router::front::embed::{Readout, ReadoutKind};
 use router::front::frontend::Frontend;
 use router::front::parsed_request::ParsedRequest;
-use router::front::recorder::Recorder;
 use router::refusal::Refusal;
 use router::replicas::models::truncation::{CutSide, Truncation};
 use serde_json::{Map, Value, json};
@@ -23,16 +22,8 @@ use std::sync::Arc;
 
 /// The most likely label of each text, and the scores of all.
 pub async fn classify(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
-    classify_page(&front, request.page, request.recorder).await
-}
-
-/// Classifies for a request whose body has been read.
-pub async fn classify_page(
-    front: &Arc<Frontend>,
-    page: ApiRequest,
-    mut recorder: Recorder,
-) -> Result<Json<Value>, HttpError> {
-    let read = record_refusal(&mut recorder, classify_request(front, page).map_err(HttpError::from))?;
+    let AnswerRequest { page, mut recorder, .. } = request;
+    let read = record_refusal(&mut recorder, classify_request(&front, page).map_err(HttpError::from))?;
     let (parsed, readout, pooling) = read;
     let reply = front.pool(parsed, readout, &mut recorder).await.map_err(named)?;
     let mut body = head("classify", &reply);

@@ -5,12 +5,12 @@ use crate::http::error::HttpError;
 use crate::http::fields::{Fields, wrong_type};
 use crate::http::known::Endpoint;
 use crate::http::page::{AnswerRequest, ApiRequest, record_refusal};
+use crate::http::pooled;
 use axum::Json;
 use axum::extract::State;
 use router::front::frontend::{Frontend, unix_seconds};
 use router::front::parsed_request::ParsedRequest;
 use router::front::rank::{PairScores, TextPairs, score_pairs};
-use router::front::recorder::Recorder;
 use router::front::sampling::random_seed;
 use router::refusal::Refusal;
 use router::replicas::models::truncation::CutSide;
@@ -20,36 +20,20 @@ use std::sync::Arc;
 
 /// The documents by how well they fit a question, the best first.
 pub async fn rerank(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
-    rerank_page(&front, request.page, request.recorder).await
-}
-
-/// Ranks for a request whose body has been read.
-pub async fn rerank_page(
-    front: &Arc<Frontend>,
-    page: ApiRequest,
-    mut recorder: Recorder,
-) -> Result<Json<Value>, HttpError> {
+    let AnswerRequest { page, mut recorder, .. } = request;
     let (parsed, requested) = record_refusal(&mut recorder, rerank_request(page).map_err(HttpError::from))?;
     let documents = requested.documents.clone();
     let texts = (vec![requested.query.clone()], requested.documents.clone());
     let pairs = TextPairs { tokens_max: requested.tokens_max, ..TextPairs::of(texts.0, texts.1) };
-    let scored = score_pairs(front, parsed, pairs, requested.is_raw, &mut recorder).await.map_err(named)?;
+    let scored = score_pairs(&front, parsed, pairs, requested.is_raw, &mut recorder).await.map_err(named)?;
     Ok(Json(requested.reply(&documents, &scored)))
 }
 
 /// A score for each pair of texts.
 pub async fn score(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
-    score_page(&front, request.page, request.recorder).await
-}
-
-/// Scores for a request whose body has been read.
-pub async fn score_page(
-    front: &Arc<Frontend>,
-    page: ApiRequest,
-    mut recorder: Recorder,
-) -> Result<Json<Value>, HttpError> {
+    let AnswerRequest { page, mut recorder, .. } = request;
     let (parsed, pairs, is_raw) = record_refusal(&mut recorder, score_request(page).map_err(HttpError::from))?;
-    let scored = score_pairs(front, parsed, pairs, is_raw, &mut recorder).await.map_err(named)?;
+    let scored = score_pairs(&front, parsed, pairs, is_raw, &mut recorder).await.map_err(named)?;
     let scores = scored.scores.iter().enumerate();
     let data: Vec<Value> = scores.map(|(i, score)| json!({ "index": i, "object": "score", "score": score })).collect();
     Ok(Json(json!({
@@ -182,10 +166,10 @@ fn tokens_max(fields: &mut Fields) -> Result<[u32; 2], Refusal> {
     Ok([limit("max_tokens_per_query")?, limit("max_tokens_per_doc")?])
 }
 
-/// Whether scores are a classifier's outputs, without an activation.
+/// Whether scores are a classifier's outputs, without an activation. TEI's clients have a name of their own for it.
 fn is_raw(fields: &mut Fields) -> Result<bool, Refusal> {
     let by_tei = fields.boolean("raw_scores")?.unwrap_or(false);
-    Ok(by_tei || fields.boolean("use_activation")? == Some(false))
+    Ok(by_tei || pooled::is_raw(fields)?)
 }
 
 /// Reads a text, or a list of texts and of objects with one.

@@ -202,20 +202,15 @@ impl ModelText {
                 ("chat", text, Some(talk))
             }
         };
-        let tokens = |adds_special| {
-            let tokens = self.tokenizer.encode(&text, adds_special);
-            tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))
-        };
-        let adds_special = settings.adds_special.unwrap_or(talk.is_none());
-        let mut ids = tokens(adds_special)?;
+        let tokens = self.tokenizer.encode_framed(&text, settings.adds_special.unwrap_or(talk.is_none()));
+        let (mut ids, frame) =
+            tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))?;
         if ids.is_empty() {
             return Err(Refusal::invalid(field, "the prompt is empty"));
         }
         // A tokenizer may know more tokens than the model has rows for.
         self.check_ids(field, &ids)?;
         let mut places = needs_places.then(|| self.tokenizer.char_spans(&text, &ids));
-        let is_long = settings.cut.is_some_and(|cut| ids.len() > cut.n_max);
-        let frame = if is_long && adds_special { frame(&ids, &tokens(false)?) } else { [0, 0] };
         let is_cut = cut_tokens(&mut ids, settings.cut, frame);
         if let Some(places) = &mut places {
             cut_tokens(places, settings.cut, frame);
@@ -336,13 +331,6 @@ fn cut_tokens<T>(all: &mut Vec<T>, cut: Option<PromptCut>, frame: [usize; 2]) ->
     let is_cut = !dropped.is_empty();
     drop(all.drain(dropped));
     is_cut
-}
-
-/// Returns how many tokens stand before and after those of the text itself.
-fn frame(ids: &[Token], of_text: &[Token]) -> [usize; 2] {
-    let n_around = ids.len().saturating_sub(of_text.len());
-    let before = (0..=n_around).find(|n| ids[*n..].starts_with(of_text)).unwrap_or(0);
-    [before, n_around - before]
 }
 
 fn dialect_of(template: &ChatTemplate) -> Dialect {

@@ -10,34 +10,25 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use router::front::frontend::Frontend;
 use router::front::parsed_request::ParsedRequest;
-use router::front::recorder::Recorder;
 use router::refusal::Refusal;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 pub async fn embedding(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
-    answer_embedding(&front, request.page, request.recorder).await
-}
-
-pub async fn either(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
-    let AnswerRequest { page, recorder, .. } = request;
-    match page.fields.has("content") {
-        true => answer_embedding(&front, page, recorder).await.map(IntoResponse::into_response),
-        false => embeddings::answer(&front, page, recorder).await,
-    }
-}
-
-async fn answer_embedding(
-    front: &Arc<Frontend>,
-    page: ApiRequest,
-    mut recorder: Recorder,
-) -> Result<Json<Value>, HttpError> {
+    let AnswerRequest { page, mut recorder, .. } = request;
     let named = |refusal: Refusal| HttpError::of(refusal.renamed(&NAMES));
     let parsed = record_refusal(&mut recorder, parse_request(page).map_err(named))?;
     let reply = front.embed(parsed, &mut recorder).await.map_err(named)?;
     let one = |(i, values): (usize, &[f32])| json!({ "index": i, "embedding": [values] });
     let values = reply.embeddings.iter().map(|embedding| embedding.values.as_slice());
     Ok(Json(values.enumerate().map(one).collect()))
+}
+
+pub async fn either(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
+    match request.page.fields.has("content") {
+        true => embedding(State(front), request).await.map(IntoResponse::into_response),
+        false => embeddings::embeddings(State(front), request).await,
+    }
 }
 
 const NAMES: [(&str, &str); 3] = [("text", "content"), ("token_ids", "content"), ("input", "content")];

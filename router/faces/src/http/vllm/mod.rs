@@ -50,24 +50,24 @@ pub async fn rewrite_errors(request: Request, next: Next) -> Response {
 
 /// SageMaker's one page for all requests.
 async fn invocations(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
-    let AnswerRequest { page, recorder, .. } = request;
-    let (has, front_ref) = (|name| page.fields.has(name), &front);
+    let has = |name| request.page.fields.has(name);
     let pairs = [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")];
     if has("query") && (has("documents") || has("texts")) {
-        return ranking::rerank_page(front_ref, page, recorder).await.map(IntoResponse::into_response);
+        return ranking::rerank(State(front), request).await.map(IntoResponse::into_response);
     }
     if pairs.into_iter().any(|(first, second)| has(first) && has(second)) {
-        return ranking::score_page(front_ref, page, recorder).await.map(IntoResponse::into_response);
+        return ranking::score(State(front), request).await.map(IntoResponse::into_response);
     }
     let (is_chat, is_pooled) = (has("messages"), has("input"));
-    let name = page.fields.get("model").and_then(Value::as_str).unwrap_or_default();
+    let name = request.page.fields.get("model").and_then(Value::as_str).unwrap_or_default();
     let spec = front.text(name).ok().map(|text| text.spec.clone());
     if spec.as_ref().is_some_and(|spec| spec.pooling.is_classifier()) {
-        return pooling::classify_page(front_ref, page, recorder).await.map(IntoResponse::into_response);
+        return pooling::classify(State(front), request).await.map(IntoResponse::into_response);
     }
     if is_pooled || (is_chat && spec.is_some_and(|spec| spec.encoder.is_some())) {
-        return embeddings::answer(front_ref, page, recorder).await;
+        return embeddings::embeddings(State(front), request).await;
     }
+    let AnswerRequest { page, recorder, .. } = request;
     if is_chat {
         return chat::answer_page(front, page, recorder, false).await;
     }
