@@ -28,11 +28,10 @@ mod star;
 mod upgrades;
 
 use city::{City, Model, Tally};
-use client::{StreamOutcome, n_under_way, requests, start_streams};
+use client::{Choice, StreamOutcome, StreamRequest, n_under_way, requests, start_streams};
 use node::Node;
 use report::{Report, Row};
 use rustix::process::Signal;
-use serde_json::Value;
 use star::Star;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -60,13 +59,45 @@ struct Fault {
     spares: bool,
     /// Clients lose a connection, and resume with their handle.
     of_routers: bool,
+    /// Whether a round shows that the fault has hit a stream.
+    has_hit: fn(&Row) -> bool,
 }
 
-const ANY: Fault =
-    Fault { name: "nothing", strike: Seen(|_, _| ()), needs_hosts: false, spares: true, of_routers: false };
+/// Tokens were computed again: for a stream that a replica lost, or that moved to the other one.
+fn has_replayed(row: &Row) -> bool {
+    row.n_replayed > 0
+}
 
-const FAULTS: [Fault; 19] = [
-    ANY,
+fn has_resumed(row: &Row) -> bool {
+    row.n_resumed > 0
+}
+
+/// The process ended only when its streams had.
+fn has_drained(row: &Row) -> bool {
+    row.n_drained > 0
+}
+
+/// Each router had streams, so the stopped one had.
+fn has_waited(row: &Row) -> bool {
+    row.n_at_each_router > 0
+}
+
+/// A stream had begun before the fault, and went on after it had its whole effect.
+fn has_continued(row: &Row) -> bool {
+    row.n_across > 0
+}
+
+const ANY: Fault = Fault {
+    name: "nothing",
+    strike: Seen(|_, _| ()),
+    needs_hosts: false,
+    spares: true,
+    of_routers: false,
+    has_hit: has_replayed,
+};
+
+const FAULTS: [Fault; 23] = [
+    Fault { has_hit: |_| true, ..ANY },
     Fault { name: "worker killed", strike: Missed(|city, dice| city.kill_worker(city.any_worker(dice))), ..ANY },
     Fault { name: "worker stopped", strike: Missed(|city, dice| city.stop_worker(city.any_worker(dice))), ..ANY },
     Fault { name: "worker terminated", strike: Seen(|city, dice| city.end_worker(city.any_worker(dice))), ..ANY },
@@ -77,6 +108,12 @@ const FAULTS: [Fault; 19] = [
             let kills = city.first_workers(3).into_iter().map(|which| city.kill_worker(which));
             kills.max().unwrap_or_default()
         }),
+        ..ANY
+    },
+    Fault { name: "four workers killed", strike: Missed(|city, _| city.kill_four_workers()), ..ANY },
+    Fault {
+        name: "two workers and their coordinator killed during recovery",
+        strike: Missed(|city, dice| city.kill_in_recovery(city.any_coordinator(dice))),
         ..ANY
     },
     Fault {
@@ -92,6 +129,7 @@ const FAULTS: [Fault; 19] = [
     Fault {
         name: "coordinator terminated",
         strike: Seen(|city, dice| city.end_coordinator(city.any_coordinator(dice))),
+        has_hit: has_drained,
         ..ANY
     },
     Fault { name: "replica cut off", strike: Missed(|city, _| city.cut_replica()), needs_hosts: true, ..ANY },
@@ -99,16 +137,40 @@ const FAULTS: [Fault; 19] = [
         name: "router killed",
         strike: Seen(|city, dice| city.kill_router(city.any_router(dice))),
         of_routers: true,
+        has_hit: has_resumed,
         ..ANY
     },
-    Fault { name: "router stopped", strike: Seen(|city, dice| city.stop_router(city.any_router(dice))), ..ANY },
+    Fault {
+        name: "both routers killed",
+        strike: Seen(|city, _| city.kill_all_routers()),
+        spares: false,
+        of_routers: true,
+        has_hit: has_resumed,
+        ..ANY
+    },
+    Fault {
+        name: "router stopped",
+        strike: Seen(|city, dice| city.stop_router(city.any_router(dice))),
+        has_hit: has_waited,
+        ..ANY
+    },
     Fault {
         name: "router terminated",
         strike: Seen(|city, dice| city.end_router(city.any_router(dice))),
         of_routers: true,
+        has_hit: has_drained,
         ..ANY
     },
-    Fault { name: "etcd's leader killed", strike: Seen(|city, _| city.kill_etcds_leader()), ..ANY },
+    Fault {
+        name: "etcd's leader killed",
+        strike: Seen(|city, _| {
+            city.kill_etcds_leader();
+            city.until_etcd_has_a_leader();
+        }),
+        has_hit: has_continued,
+        ..ANY
+    },
+    Fault { name: "etcd killed and wiped", strike: Seen(|city, _| city.wipe_etcd()), has_hit: has_continued, ..ANY },
     Fault {
         name: "etcd's leader and a coordinator killed",
         strike: Missed(|city, dice| {
@@ -121,6 +183,7 @@ const FAULTS: [Fault; 19] = [
         name: "worker, coordinator and router killed in a row",
         strike: Seen(|city, dice| city.kill_three_roles(city.any_worker(dice), city.any_router(dice))),
         of_routers: true,
+        has_hit: |row| has_replayed(row) && has_resumed(row),
         ..ANY
     },
     Fault {
@@ -138,6 +201,10 @@ const FAULTS: [Fault; 19] = [
         ..ANY
     },
 ];
+
+/// The faults for the model with a recurrent state.
+const OF_STATES: [&str; 5] =
+    ["worker killed", "coordinator killed", "router killed", "both coordinators killed", "scaled to three grids"];
 
 /// Small random numbers from a seed, so that a run can be repeated.
 pub struct Dice(u64);
@@ -168,6 +235,16 @@ fn streams_outlive_what_happens_to_any_role() {
     }
 }
 
+#[test]
+fn streams_of_recurrent_states_and_guesses_outlive_losses() {
+    let load = Load::new(&Model::hybrid(), requests(N_STREAMS / 2, Model::hybrid().tokens_max));
+    let (mut city, mut dice) = (City::start(Model::hybrid(), None, 0), Dice(12));
+    for fault in FAULTS.iter().filter(|fault| OF_STATES.contains(&fault.name)) {
+        let row = load.until_hit(&mut city, &mut dice, fault, f64::INFINITY);
+        println!("{}: {} tokens replayed, {} streams resumed", row.fault, row.n_replayed, row.n_resumed);
+    }
+}
+
 /// Runs each fault `n` times, in turns. Results are written after each turn, in case the run is interrupted.
 fn rounds(
     n: u64,
@@ -190,16 +267,7 @@ fn rounds(
                 return report;
             }
             let rate = rate(&city);
-            let once = |_| {
-                let row = load.round(&mut city, &mut dice, fault, rate);
-                city.heal();
-                row
-            };
-            // The streams of the lost process may have ended, or been at another one; then the fault is repeated.
-            let row = (0..TRIES).map(once).find(Row::has_hit);
-            report.add(
-                row.unwrap_or_else(|| panic!("{}: no stream ran on the lost process in {TRIES} tries", fault.name)),
-            );
+            report.add(load.until_hit(&mut city, &mut dice, fault, rate));
         }
         write_report(&report);
     }
@@ -236,17 +304,39 @@ fn hosts() -> Option<Star> {
 
 /// The requests, and their undisturbed answers.
 struct Load {
-    requests: Vec<Value>,
+    requests: Vec<StreamRequest>,
     expected: Vec<StreamOutcome>,
 }
 
 impl Load {
-    fn new(model: &Model, requests: Vec<Value>) -> Load {
-        let mut alone = Node::start(&[&["serve", &model.path], &model.numerics[..], &city::DOORS].concat());
+    fn new(model: &Model, requests: Vec<StreamRequest>) -> Load {
+        let flags = [&model.numerics[..], &city::CHATS, &city::DOORS].concat();
+        let mut alone = Node::start(&[&["serve", &model.path], &flags[..]].concat());
         let http = alone.http();
         alone.until_ready(&http);
         let expected = start_streams(std::slice::from_ref(&http), &requests).wait();
+        for (request, outcome) in requests.iter().zip(&expected) {
+            let has = |content: fn(&Choice) -> &String| outcome.choices.values().all(|of| !content(of).is_empty());
+            let is_of_its_kind = match request.kind {
+                "call" => has(|choice| &choice.calls),
+                "thought" => has(|choice| &choice.thought),
+                _ => has(|choice| &choice.text),
+            };
+            assert!(is_of_its_kind, "{}: {outcome:?}", request.kind);
+        }
         Load { requests, expected }
+    }
+
+    /// Runs rounds until one shows that the fault has hit a stream: those of the lost process may have ended, or been at
+    /// another one.
+    fn until_hit(&self, city: &mut City, dice: &mut Dice, fault: &Fault, rate: f64) -> Row {
+        let once = |_| {
+            let row = self.round(city, dice, fault, rate);
+            city.heal();
+            row
+        };
+        let row = (0..TRIES).map(once).find(fault.has_hit);
+        row.unwrap_or_else(|| panic!("{}: it hit no stream in {TRIES} tries", fault.name))
     }
 
     /// Runs all streams at once, and the fault in the middle of them.
@@ -264,13 +354,15 @@ impl Load {
                 None
             }
         };
+        let n_across = client::n_under_way(&streams.n_received(), &expected);
         let outcomes = streams.wait();
         for (i, (outcome, expected)) in outcomes.iter().zip(&self.expected).enumerate() {
             let n_resumed = outcome.n_resumed;
             assert_eq!(outcome.choices, expected.choices, "{}: request {i}, resumed {n_resumed} times", fault.name);
         }
         let n_resumed = outcomes.iter().map(|outcome| outcome.n_resumed).sum();
-        let n_replayed = self.n_replayed(before, city.tally(), n_resumed, n_received);
+        let after = city.tally();
+        let n_replayed = self.n_replayed(before, after, n_resumed, n_received);
         assert!(fault.of_routers || n_resumed == 0, "{}: {n_resumed} streams broke", fault.name);
         let gaps = outcomes.iter().map(|outcome| outcome.stood_still);
         let (slowest, stood_still) = gaps.enumerate().max_by_key(|(_, gap)| *gap).expect("streams");
@@ -278,9 +370,12 @@ impl Load {
             fault: fault.name.into(),
             found_out,
             stood_still,
-            kind: client::KINDS[slowest % client::KINDS.len()].into(),
+            kind: self.requests[slowest].kind.into(),
             n_replayed,
             n_under_way,
+            n_at_each_router: n_at_each_router(&n_each, &expected),
+            n_across,
+            n_drained: after.n_drained - before.n_drained,
             rate,
             n_resumed,
             n_refused: outcomes.iter().map(|outcome| outcome.n_refused).sum(),
@@ -295,6 +390,13 @@ impl Load {
         let n_elsewhere = (after.n_moved - before.n_moved + n_resumed as u64).min(n_choices as u64);
         after.n_replayed - before.n_replayed + n_elsewhere * n_received as u64 / n_choices as u64
     }
+}
+
+/// The fewest running streams of a router. Clients begin at the routers in turn.
+fn n_at_each_router(n_received: &[usize], expected: &[usize]) -> usize {
+    let every_second = |of: &[usize], first: usize| of.iter().skip(first).step_by(2).copied().collect::<Vec<_>>();
+    let at = |first| n_under_way(&every_second(n_received, first), &every_second(expected, first));
+    at(0).min(at(1))
 }
 
 /// Sends a signal to a process of this test's own.

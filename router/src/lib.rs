@@ -170,6 +170,7 @@ async fn drain<E>(
 ) -> Result<(), E> {
     let too_late = async {
         shutdown.cancelled().await;
+        tracing::info!(requests = streams.len(), "draining: waiting for the running requests");
         streams.close();
         if tokio::time::timeout(drain_max, streams.wait()).await.is_err() {
             tracing::warn!(streams = streams.len(), "ending streams that did not finish in time");

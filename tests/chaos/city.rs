@@ -12,6 +12,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use wire::JoinToken;
 
 pub const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
+/// A router's flags for chats with thoughts and calls.
+pub const CHATS: [&str; 2] = ["--chat-template", "tests/chaos/chat.jinja"];
 pub const REPLICAS: [&str; 2] = ["east", "west"];
 const N_MEMBERS: usize = 3;
 /// The host of the whole western replica, and that of one eastern worker.
@@ -23,6 +25,9 @@ const NO_COORDINATOR: &str = "no coordinator";
 /// A router's log lines about a coordinator that it misses.
 const MISSED: [&str; 2] = [NO_COORDINATOR, SUSPECTED];
 const SUSPECTED: &str = "suspecting it";
+/// A router's log lines about requests that it moves to the other replica.
+const MOVES: [&str; 3] = [NO_COORDINATOR, SUSPECTED, "a replica has lost ranks"];
+const DRAINS: &str = "waiting for the running requests";
 /// Log fields for a silent process, which may only be late: of workers, and of coordinators, which are suspected first.
 const WORKER_SILENT: &str = "kind=\"silent\"";
 const COORDINATOR_SILENT: [&str; 2] = [SUSPECTED, "the coordinator is silent"];
@@ -55,6 +60,12 @@ impl Model {
     pub fn tiny() -> Model {
         let numerics = vec!["--activations", "f32"];
         Model { name: "tiny", path: "tests/reference/llama-f32-tied".into(), numerics, tokens_max: 300, grid: [2, 2] }
+    }
+
+    /// Layers with a recurrent state between those with attention, and tokens that are guessed ahead.
+    pub fn hybrid() -> Model {
+        let numerics = vec!["--activations", "f32", "--speculation", "ngram"];
+        Model { name: "hybrid", path: "tests/reference/qwen3-next".into(), numerics, tokens_max: 300, grid: [2, 2] }
     }
 
     pub fn smollm2() -> Model {
@@ -290,6 +301,30 @@ impl City {
         found_out
     }
 
+    /// Kills two workers of each replica, and then starts others.
+    pub fn kill_four_workers(&mut self) -> Duration {
+        let places = [0, 1].map(|side| self.sides[side].coordinator.log_len());
+        let mut dead: Vec<(usize, Worker)> =
+            [0, 1, 0, 1].map(|side| (side, self.take_worker((side, self.n_spared)))).into();
+        let begun = time_of_day();
+        dead.iter_mut().for_each(|(_, worker)| worker.node.kill());
+        let found_out = [0, 1].map(|side| self.found_out(side, places[side], begun));
+        dead.iter().for_each(|(side, worker)| self.add_worker(*side, worker.host));
+        found_out.into_iter().max().unwrap_or_default()
+    }
+
+    /// Kills a worker; another one while the replica is placed anew; and the coordinator while it is placed once more.
+    pub fn kill_in_recovery(&mut self, side: usize) -> Duration {
+        for _ in 0..2 {
+            let mut dead = self.take_worker((side, self.n_spared));
+            let place = self.sides[side].coordinator.log_len();
+            dead.node.kill();
+            self.add_worker(side, dead.host);
+            self.sides[side].coordinator.until_since(place, &["placing the replica"]);
+        }
+        self.kill_coordinator(side)
+    }
+
     /// Returns the first `n` workers that may be hit.
     pub fn first_workers(&self, n: usize) -> Vec<Which> {
         // Replacements are at the end of the list.
@@ -396,6 +431,11 @@ impl City {
         self.reopen(i);
     }
 
+    pub fn kill_all_routers(&mut self) {
+        self.routers.iter_mut().for_each(|(node, _)| node.kill());
+        [0, 1].into_iter().for_each(|i| self.reopen(i));
+    }
+
     pub fn stop_router(&mut self, i: usize) {
         signal(self.routers[i].0.pid(), Signal::STOP);
         std::thread::sleep(AWAY);
@@ -421,16 +461,31 @@ impl City {
 
     /// Kills the leader like a power failure; it returns when the cluster heals.
     pub fn kill_etcds_leader(&mut self) {
+        let leader = self.until_etcd_has_a_leader();
+        self.etcd.kill(leader);
+        self.dead_member = Some(leader);
+    }
+
+    /// Waits for an election, and returns the member that won it.
+    pub fn until_etcd_has_a_leader(&self) -> usize {
         let deadline = Instant::now() + PATIENCE;
-        let leader = loop {
+        loop {
             if let Some(leader) = (0..N_MEMBERS).find(|i| is_leader(&self.etcd.endpoint(*i))) {
-                break leader;
+                return leader;
             }
             assert!(Instant::now() < deadline, "etcd has no leader: {}", self.etcd.log(0));
             std::thread::sleep(Duration::from_millis(20));
-        };
-        self.etcd.kill(leader);
-        self.dead_member = Some(leader);
+        }
+    }
+
+    /// Kills all members, and starts an empty etcd in their place. Returns when both coordinators are in it.
+    pub fn wipe_etcd(&mut self) {
+        let places = [0, 1].map(|side| self.sides[side].coordinator.log_len());
+        (0..N_MEMBERS).for_each(|i| self.etcd.kill(i));
+        (0..N_MEMBERS).for_each(|i| self.etcd.start_empty(i));
+        for (side, place) in self.sides.iter().zip(places) {
+            side.coordinator.until_since(place, &["etcd had lost the claim: it is written again"]);
+        }
     }
 
     // -- several roles
@@ -553,7 +608,7 @@ impl Roles<'_> {
         let mut command = self.at(None, &["router", &self.model.path, "--http", door, "--grpc", "127.0.0.1:0"]);
         command.args(&self.store);
         // So both replicas have streams, and a fault of either one hits some.
-        command.args(["--policy", "round-robin"]);
+        command.args(["--policy", "round-robin"]).args(CHATS);
         let mut node = Node::spawn(command);
         let http = node.http();
         (node, http)
@@ -607,8 +662,10 @@ pub struct Tally {
     pub n_alarms: usize,
     /// Positions that replicas recomputed, by their own count.
     pub n_replayed: u64,
-    /// Sequences that lost their coordinator, by the routers' count.
+    /// Sequences that lost their coordinator or ranks of their replica, by the routers' count.
     pub n_moved: u64,
+    /// Requests that ran when their process began to drain.
+    pub n_drained: u64,
 }
 
 impl Tally {
@@ -620,7 +677,8 @@ impl Tally {
                 + COORDINATOR_SILENT.map(|words| lines(words).len()).into_iter().max().unwrap_or(0),
             n_replayed: sum("the replica serves again", "tokens_replayed"),
             // Streams move as soon as their coordinator is suspected, if another replica can continue them.
-            n_moved: MISSED.map(|words| sum(words, "requests")).into_iter().sum(),
+            n_moved: MOVES.map(|words| sum(words, "requests")).into_iter().sum(),
+            n_drained: sum(DRAINS, "requests"),
         }
     }
 
@@ -629,6 +687,7 @@ impl Tally {
             n_alarms: self.n_alarms + more.n_alarms,
             n_replayed: self.n_replayed + more.n_replayed,
             n_moved: self.n_moved + more.n_moved,
+            n_drained: self.n_drained + more.n_drained,
         }
     }
 }

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 const HEAD: &str = "\
 | fault | rounds | detected, ms: median (worst) | longest gap of any stream, ms: median (worst) | allowed, ms \
-| gaps beyond | stream of the worst gap | tokens to replay | resumed by clients | refused, retried | failed | equal |
-|---|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|---|
+| gaps beyond | stream of the worst gap | running before, after | tokens to replay | drained | resumed by clients \
+| refused, retried | failed | equal |
+|---|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|---:|---|
 ";
 /// The longest that a stream may stand still, besides the time of a replay.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -31,6 +32,15 @@ pub struct Row {
     /// Streams that ran when the fault came.
     #[serde(default)]
     pub n_under_way: usize,
+    /// The fewest of them at a router.
+    #[serde(default)]
+    pub n_at_each_router: usize,
+    /// Streams that ran when the fault had its whole effect.
+    #[serde(default)]
+    pub n_across: usize,
+    /// Requests that a process waited for before it ended.
+    #[serde(default)]
+    pub n_drained: u64,
     /// One replica's prefill speed in tokens a second, while the other one has as much to do.
     pub rate: f64,
     pub n_resumed: usize,
@@ -39,12 +49,6 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether a lost process had running streams, whose positions were computed again. A fault that is not detected as
-    /// a loss counts as a hit.
-    pub fn has_hit(&self) -> bool {
-        self.found_out.is_none() || self.n_replayed > 0
-    }
-
     fn allowed(&self) -> Duration {
         PAUSE_MAX + Duration::from_secs_f64(REPLAY_FACTOR * self.n_replayed as f64 / self.rate)
     }
@@ -105,14 +109,18 @@ impl Report {
             Made by `make chaos` with {} on {}, {} at its end. Two routers, two replicas of tp 2 x pp 2 and an etcd of \
             three members run as real processes on one machine. One worker and one whole replica are in network \
             namespaces, and the test cuts their links. Each round runs {N_STREAMS} streams (plain, seeded with \
-            logprobs, penalised, two choices), and the fault comes after 10 to 60% of their tokens.\n\n\
+            logprobs, penalised, two choices, by a schema, a call, a thought), and the fault comes after 10 to 60% of \
+            their tokens.\n\n\
             *Detected*: from the signal until the log line that names the loss, by that line's own time; for a \
             coordinator, the later of the two routers. *Gap*: the longest time between two tokens of any stream. If a \
             client loses its router, it includes the time until the stream continues at the other one. *Allowed*: \
             1 s + 1.3 x tokens to replay / prefill rate, for each round (the least is shown). The rate is measured \
             before each round: prompts for both replicas at once, by replica ({:.0} to {:.0} tokens a second here). \
+            *Running* are the fewest streams that ran when the fault came, and when it had its whole effect. \
             *Tokens to replay* (the most is shown): those that coordinators report as replayed, and those already sent \
-            on streams that continued at another replica. *Failed* and *equal* are asserted: a stream that differs \
+            on streams that continued at another replica. *Drained* (the most): requests that \
+            a process waited for before it ended. A round in which the fault hit no stream is repeated, and ends the \
+            run if it never does. *Failed* and *equal* are asserted: a stream that differs \
             from the undisturbed one ends the run.\n\n\
             All processes share the {} cores of the machine: other programs make every time longer, and a replay \
             shares the cores with the replica that continues.\n\n{}",
@@ -140,12 +148,15 @@ impl Report {
             let n_refused: usize = of.iter().map(|row| row.n_refused).sum();
             let worst = of.iter().max_by_key(|row| row.stood_still).map_or("-", |row| &row.kind);
             let n_replayed = of.iter().map(|row| row.n_replayed).max().unwrap_or_default();
+            let n_drained = of.iter().map(|row| row.n_drained).max().unwrap_or_default();
+            let n_running = of.iter().map(|row| row.n_under_way).min().unwrap_or_default();
+            let n_across = of.iter().map(|row| row.n_across).min().unwrap_or_default();
             let (found_out, gaps) = (spread(found_out), spread(gaps));
             let n = of.len();
             writeln!(
                 text,
-                "| {name} | {n} | {found_out} | {gaps} | {allowed} | {n_beyond} | {worst} | {n_replayed} | {n_resumed} \
-                | {n_refused} | 0 | 100% |"
+                "| {name} | {n} | {found_out} | {gaps} | {allowed} | {n_beyond} | {worst} | {n_running}, {n_across} \
+                | {n_replayed} | {n_drained} | {n_resumed} | {n_refused} | 0 | 100% |"
             )
             .unwrap();
         }
@@ -169,20 +180,35 @@ fn most(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
 }
 
-#[test]
-fn a_gap_beyond_what_is_allowed_is_found() {
-    let row = |millis: u64, n_replayed: u64| Row {
+#[cfg(test)]
+fn row(millis: u64, n_replayed: u64) -> Row {
+    Row {
         fault: "worker killed".into(),
         found_out: None,
         stood_still: Duration::from_millis(millis),
         kind: "plain".into(),
         n_replayed,
         n_under_way: 1,
+        n_at_each_router: 0,
+        n_across: 0,
+        n_drained: 0,
         rate: 1000.0,
         n_resumed: 0,
         n_refused: 0,
         took: Duration::ZERO,
-    };
+    }
+}
+
+#[test]
+fn a_fault_that_hits_no_stream_is_found() {
+    let detected = Row { found_out: Some(Duration::from_millis(9)), ..row(900, 0) };
+    let hits = FAULTS.iter().filter(|fault| (fault.has_hit)(&detected));
+    let counted: Vec<&str> = hits.map(|fault| fault.name).collect();
+    assert_eq!(counted, ["nothing"]);
+}
+
+#[test]
+fn a_gap_beyond_what_is_allowed_is_found() {
     let check = |n_earlier: usize, rows: Vec<Row>, n_beyond: usize| {
         let report = Report { model: "tiny", rows, n_earlier, kept: None };
         assert_eq!(report.beyond().len(), n_beyond, "{:?}", report.beyond());

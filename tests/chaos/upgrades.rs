@@ -3,7 +3,7 @@
 //! `LOCKSTEP_TEST_BEFORE` names. The test compares answers, and controls the build of each role.
 
 use crate::city::{Build, City, Model};
-use crate::client::{self, StreamOutcome};
+use crate::client::{self, StreamOutcome, StreamRequest};
 use crate::node::PATIENCE;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -52,18 +52,18 @@ struct Seen {
 
 impl Traffic {
     /// `expected` has the possible answers to each request: one for each digest.
-    fn begin(doors: &[String], requests: &[Value], expected: &[Vec<StreamOutcome>]) -> Traffic {
+    fn begin(doors: &[String], requests: &[StreamRequest], expected: &[Vec<StreamOutcome>]) -> Traffic {
         let end = Arc::new(AtomicBool::new(false));
         let reading: Vec<_> =
             (0..requests.len()).map(|i| (Arc::new(AtomicUsize::new(0)), expected[0][i].n_tokens())).collect();
         let client = |i: usize| {
-            let (doors, body, end, n_received) =
+            let (doors, request, end, n_received) =
                 (doors.to_vec(), requests[i].clone(), end.clone(), reading[i].0.clone());
             let expected: Vec<StreamOutcome> = expected.iter().map(|of| of[i].clone()).collect();
             std::thread::spawn(move || {
                 let mut seen = Seen::default();
                 while !end.load(Relaxed) {
-                    let outcome = client::run_client(&doors, i, &body, &n_received);
+                    let outcome = client::run_client(&doors, i, &request, &n_received);
                     let which = expected.iter().position(|expected| expected.choices == outcome.choices);
                     let which = which.unwrap_or_else(|| {
                         let StreamOutcome { n_resumed, n_refused, .. } = outcome;
@@ -123,7 +123,7 @@ fn differences(expected: &StreamOutcome, outcome: &StreamOutcome) -> String {
 }
 
 /// Returns the answers of a cluster without faults.
-fn undisturbed(model: &Model, requests: &[Value]) -> Vec<StreamOutcome> {
+fn undisturbed(model: &Model, requests: &[StreamRequest]) -> Vec<StreamOutcome> {
     crate::Load::new(model, requests.to_vec()).expected
 }
 
@@ -150,7 +150,7 @@ fn check_grammar(door: &str, expected: &Value) {
 #[test]
 fn a_cluster_is_upgraded_and_rolled_back_under_load() {
     let model = model();
-    let requests = client::requests(N_CLIENTS, model.tokens_max);
+    let requests = client::old_requests(N_CLIENTS, model.tokens_max);
     let expected = undisturbed(&model, &requests);
     let mut city = City::of(build_before(), model, None, 0);
     let doors = city.doors();
@@ -198,8 +198,8 @@ fn a_cluster_is_upgraded_and_rolled_back_under_load() {
 #[test]
 fn replicas_of_another_digest_take_over_once_the_former_ones_are_drained() {
     let (before, now) = (model(), Model { numerics: vec!["--activations", "f32", "--kv-dtype", "f32"], ..model() });
-    let mut requests = client::requests(N_CLIENTS, 60);
-    requests.iter_mut().for_each(|body| body["logprobs"] = 2.into());
+    let mut requests = client::old_requests(N_CLIENTS, 60);
+    requests.iter_mut().for_each(|request| request.body["logprobs"] = 2.into());
     let expected = [undisturbed(&before, &requests), undisturbed(&now, &requests)];
     let differ = |i: &usize| expected[0][*i].choices != expected[1][*i].choices;
     assert!((0..N_CLIENTS).all(|i| differ(&i)), "the digests give different answers");

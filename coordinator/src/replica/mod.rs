@@ -173,7 +173,7 @@ impl Replica {
     }
 
     fn drain(&mut self, now: Micros) {
-        tracing::info!("draining");
+        tracing::info!(requests = self.requests.all_live().len(), "draining: waiting for the running requests");
         self.draining_since.get_or_insert(now);
         self.reports.state_changed();
         self.requests.drain();
