@@ -327,8 +327,8 @@ impl Load {
         Load { requests, expected }
     }
 
-    /// Runs rounds until one shows that the fault has hit a stream: those of the lost process may have ended, or been at
-    /// another one.
+    /// Runs rounds until one shows that the fault has hit a stream: those of the lost process may have ended, or been
+    /// at another one.
     fn until_hit(&self, city: &mut City, dice: &mut Dice, fault: &Fault, rate: f64) -> Row {
         let once = |_| {
             let row = self.round(city, dice, fault, rate);
