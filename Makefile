@@ -149,11 +149,11 @@ $(PAGE_PACKAGES)/.ready: PIP_FLAGS := --no-deps
 	touch $@
 
 grids: protoc ## every family on every grid and wire, bit for bit: benches/results/grids.md
-	LOCKSTEP_GRIDS=all $(CARGO) test --locked --test lockstep -- --nocapture the_whole_product
+	LOCKSTEP_GRIDS=all $(CARGO) test --workspace --locked --test lockstep -- --nocapture the_whole_product
 
 hosts: protoc ## two hosts as network namespaces, with a link that is cut; needs root
 	deploy/dev/packages.sh ip:iproute2
-	$(CARGO) test --locked --test hosts -- --nocapture
+	$(CARGO) test --workspace --locked --test hosts -- --nocapture
 
 # Fetches compilers from Python packages once, half a gigabyte; then takes a minute or two. After a change that is meant
 # to use more registers: make kernels ARGS=--write
@@ -191,8 +191,8 @@ fuzz: protoc ## mutated files, tokenizers, templates and requests, each for FUZZ
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test checkpoint -- --nocapture fuzz::
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test router -- --nocapture fuzz::mutated_bodies
 
-soak: ## SEEDS (10000) simulated clusters with faults; a failure prints its seed
-	SIMULATION_SEEDS=$(SEEDS) $(CARGO) test --locked --test simulation -- --nocapture seeds
+soak: protoc ## SEEDS (10000) simulated clusters with faults; a failure prints its seed
+	SIMULATION_SEEDS=$(SEEDS) $(CARGO) test --workspace --locked --test simulation -- --nocapture seeds
 
 # Installing the packages builds llama.cpp, which requires a C++ compiler and some minutes.
 kl: protoc $(REFERENCE_PACKAGES)/.ready ## the KL divergence of int8 from f32, beside llama.cpp: benches/results/kl.md
@@ -256,6 +256,13 @@ gpu-peers: ## the same shape in transformers (static cache, torch.compile)
 loom: ## all interleavings of the memory that ranks share
 	RUSTFLAGS="--cfg loom" $(CARGO) $(UNHURRIED) test --locked -p collective --test loom --target-dir target/loom
 
+comma := ,
+# All parts take a day on two cores. ARGS=--continue leaves out those that passed at this commit.
+nightly: protoc ## what is too long for each change, each part within a limit: benches/results/nightly.md; PART=a,b
+	$(CARGO) build --release --workspace --locked
+	target/release/lockstep pull smollm2
+	$(PYTHON) deploy/dev/nightly.py $(ARGS) $(subst $(comma), ,$(PART))
+
 # Compares the times of commits, which a shallow clone does not have.
 results: ## list the results that are older than the code that they measure
 	$(PYTHON) benches/report.py --stale
@@ -315,8 +322,10 @@ grammar-masks: ## how long masks take over 150,000 tokens
 	$(CARGO) run --locked --release -p grammar --example masks
 
 ADDRESS ?= 127.0.0.1:8000
-grammar-schemas: ## answers of the server at ADDRESS against 200 schemas
-	$(PYTHON) benches/schemas.py $(ADDRESS)
+SCHEMA_PACKAGES := target/schema-packages
+$(SCHEMA_PACKAGES)/.ready: benches/requirements.txt
+grammar-schemas: $(SCHEMA_PACKAGES)/.ready ## answers of the server at ADDRESS against 200 schemas
+	PYTHONPATH=$(SCHEMA_PACKAGES) $(PYTHON) benches/schemas.py $(ADDRESS)
 
 # The leaderboard's data is part of its Python package.
 BFCL := target/bfcl
@@ -327,8 +336,8 @@ $(BFCL)/.ready:
 	cd $(BFCL) && $(PYTHON) -m zipfile -e bfcl_eval-2026.3.23-py3-none-any.whl .
 	touch $@
 
-bfcl: $(BFCL)/.ready ## forced calls of the leaderboard's tool sets at the server at ADDRESS
-	$(PYTHON) benches/bfcl.py $(ADDRESS) $(BFCL)/bfcl_eval/data $(ARGS)
+bfcl: $(BFCL)/.ready $(SCHEMA_PACKAGES)/.ready ## forced calls of the leaderboard's tool sets at the server at ADDRESS
+	PYTHONPATH=$(SCHEMA_PACKAGES) $(PYTHON) benches/bfcl.py $(ADDRESS) $(BFCL)/bfcl_eval/data $(ARGS)
 
 grammar-speed: ## decoding at ADDRESS with 8 schemas, beside decoding without
 	$(PYTHON) benches/grammars.py $(ADDRESS)

@@ -41,6 +41,7 @@ MEASURES = {
     "hostile.md": ("router",),
     "kl.md": ("worker/backend",),
     "links.md": ("worker/collective", "wire"),
+    "nightly.md": SERVING,
     "overload.md": ("router",),
     "peer_tests.md": ("router/faces",),
     "peer_tests_pooling.md": ("router/faces",),

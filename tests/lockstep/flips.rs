@@ -385,7 +385,8 @@ fn a_flipped_bit_of_kv_is_found_by_an_audit_exactly_where_it_changes_a_token() {
     let n_audits = |outcome: &str| metric(&http, "lockstep:audits_total", &[&format!("outcome=\"{outcome}\"")]);
     let audited = |n: f64| {
         let deadline = Instant::now() + Duration::from_secs(60);
-        while n_audits("equal") + n_audits("different") < n {
+        // On a busy machine the other replica may be late, and the first one runs the answer again.
+        while ["equal", "equal_in_place", "different"].map(n_audits).into_iter().sum::<f64>() < n {
             assert!(Instant::now() < deadline, "{}", page(&http, "/metrics"));
             std::thread::sleep(Duration::from_millis(5));
         }
