@@ -13,18 +13,22 @@ mod kinds;
 mod machine;
 #[path = "common/node.rs"]
 mod node;
+#[path = "common/pem.rs"]
+mod pem;
 #[path = "common/ports.rs"]
 mod ports;
+#[path = "hostile/secured.rs"]
+mod secured;
 #[path = "hostile/streams.rs"]
 mod streams;
 #[path = "hostile/tools.rs"]
 mod tools;
 
-use kinds::{HOLD, KINDS, Went, attack};
+use kinds::{HOLD, KINDS, Port, Went, attack};
 use machine::{Held, load, machine, write_result};
 use node::{Folder, Node, free_address};
 use std::fmt::Write;
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::time::Duration;
 use streams::{Seen, Streams};
 use tokio::task::JoinSet;
@@ -57,10 +61,11 @@ const FEW: Plan = Plan {
     model: &["tests/reference/llama-f32-tied", "--activations", "f32"],
 };
 
-/// A cluster of three roles, and its ports by name.
+/// A cluster of three roles, with a second router that serves its clients by TLS and operators by a port of their own;
+/// and the ports by name.
 struct Cluster {
     nodes: Vec<(&'static str, Node)>,
-    ports: Vec<(&'static str, SocketAddr)>,
+    ports: Vec<(&'static str, Port)>,
     http: String,
     _folder: Folder,
 }
@@ -69,7 +74,7 @@ impl Cluster {
     fn start(model: &[&str], context: &str) -> Cluster {
         let folder = Folder::new("hostile");
         let token = folder.write("token", wire::JoinToken::random().unwrap().expose());
-        let [http, grpc, join, mesh, of_coordinator, of_worker] = [(); 6].map(|()| free_address());
+        let [http, grpc, join, mesh, of_coordinator, of_worker, https, grpcs, admin] = [(); 9].map(|()| free_address());
         let text = [http, grpc, join, mesh, of_coordinator, of_worker].map(|port| port.to_string());
         let [at_http, at_grpc, at_join, at_mesh, at_coordinator, at_worker] = text.each_ref().map(String::as_str);
         let token = ["--token-file", &token];
@@ -77,23 +82,35 @@ impl Cluster {
         let coordinator = ["--listen", at_join, "--health", at_coordinator, "--kv-memory", "64MiB"];
         let coordinator = [&["coordinator"], model, &coordinator[..], &limits, &token].concat();
         let worker = ["worker", "--join", at_join, "--mesh-listen", at_mesh, "--health", at_worker, "--threads", "1"];
-        let router = ["--coordinator", at_join, "--http", at_http, "--grpc", at_grpc];
-        let router = [&["router", model[0]], &router[..], &limits[..4], &token].concat();
+        let router = [&["router", model[0], "--coordinator", at_join], &limits[..4], &token].concat();
+        let plain = ["--http", at_http, "--grpc", at_grpc];
+        let (tls, flags) = secured::files(&folder);
+        let with_tls = ["--http", &https.to_string(), "--grpc", &grpcs.to_string(), "--admin", &admin.to_string()];
+        let with_tls = [&router[..], &with_tls, &flags.each_ref().map(String::as_str)].concat();
         let mut nodes = vec![
             ("coordinator", Node::start(&coordinator)),
             ("worker", Node::start(&[&worker[..], &token].concat())),
-            ("router", Node::start(&router)),
+            ("router", Node::start(&[&router[..], &plain].concat())),
+            ("router with TLS", Node::start(&with_tls)),
         ];
         nodes[0].1.until(&["coordinating"]);
         let http_url = nodes[2].1.http();
         nodes[2].1.until_ready(&http_url);
+        nodes[3].1.until_ready(&format!("http://{admin}"));
+        let within = |address, protocol| Port { address, tls: Some(tls.handshake(protocol)) };
         let ports = vec![
-            ("HTTP", http),
-            ("gRPC", grpc),
-            ("coordinator", join),
-            ("mesh", mesh),
-            ("health of a coordinator", of_coordinator),
-            ("health of a worker", of_worker),
+            ("HTTP", Port::plain(http)),
+            ("gRPC", Port::plain(grpc)),
+            ("coordinator", Port::plain(join)),
+            ("mesh", Port::plain(mesh)),
+            ("health of a coordinator", Port::plain(of_coordinator)),
+            ("health of a worker", Port::plain(of_worker)),
+            ("HTTPS, before a handshake", Port::plain(https)),
+            ("HTTPS, after it", within(https, "http/1.1")),
+            ("HTTPS, after it, HTTP/2", within(https, "h2")),
+            ("gRPC with TLS, before a handshake", Port::plain(grpcs)),
+            ("gRPC with TLS, after it", within(grpcs, "h2")),
+            ("operators", Port::plain(admin)),
         ];
         Cluster { nodes, ports, http: http_url, _folder: folder }
     }
@@ -133,8 +150,8 @@ async fn flood(cluster: &Cluster, plan: &Plan) -> Flood {
         portions.tick().await;
         for i in first..(first + each).min(plan.n_connections) {
             let port = i / KINDS.len() % cluster.ports.len();
-            let (kind, address) = (KINDS[i % KINDS.len()], cluster.ports[port].1);
-            under_way.spawn(async move { (port, attack(kind, address).await) });
+            let (kind, to) = (KINDS[i % KINDS.len()], cluster.ports[port].1.clone());
+            under_way.spawn(async move { (port, attack(kind, to).await) });
         }
         while let Some(done) = under_way.try_join_next() {
             let (port, went) = done.unwrap();
@@ -199,9 +216,14 @@ fn run(plan: &Plan) -> (Cluster, Seen, Flood, Seen) {
     check_bits(&attacked, N_STREAMS, "under attack");
     let n_made: usize = flood.counts.iter().flatten().sum();
     assert_eq!(n_made, plan.n_connections);
-    for (counts, (port, address)) in flood.counts.iter().zip(&cluster.ports) {
+    for (counts, (port, Port { address, .. })) in flood.counts.iter().zip(&cluster.ports) {
+        assert!(counts.iter().sum::<usize>() > 0, "{port} was not attacked");
         assert_eq!((counts[2], counts[3]), (0, 0), "{port}: refused, or neither read nor ended");
         assert!(TcpStream::connect(address).is_ok(), "{port} still accepts connections");
+    }
+    for (name, port) in cluster.ports.iter().filter(|(_, port)| port.tls.is_some()) {
+        let answer = runtime.block_on(secured::request(port));
+        assert!(!answer.is_empty(), "{name} still answers");
     }
     check_mesh(&cluster, &flood);
     check_let_go(&cluster, &before);
@@ -292,8 +314,10 @@ fn judge(plan: &Plan, cluster: &Cluster, [peace, attacked]: [&Seen; 2], flood: &
         Made by `make hostile` on {}, {} at its end: {} connections at {rate:.0} a second, a tenth of each kind (idle \
         for {} s, a byte at a time, half closed, one byte, 100 HTTP/2 streams opened and reset, another protocol, \
         broken TLS, a header of 1 MiB, 100,000 headers, a request that is aborted), against every port of a router, a \
-        coordinator and a worker in processes of their own, while {} clients stream. Clients, attackers and servers \
-        share the machine. Every answer had the same bits as before the attack: {} answers before, {} under attack.\n\n\
+        router with TLS and a port for operators, a coordinator and a worker in processes of their own, while {} \
+        clients stream. Against a port with TLS, each kind comes before a handshake and after one. Clients, \
+        attackers and servers share the machine. Every answer had the same bits as before the attack: {} answers \
+        before, {} under attack.\n\n\
         | gaps of streams, ms | median | p99 | worst |\n|---|---:|---:|---:|\n\
         | before the attack | {} |\n| under attack | {} |\n\n\
         Required: a p99 at most twice as long; it is {:.2} times as long.\n\n\

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub mod node;
+pub mod pem;
 pub mod requests;
 pub mod terminal;
 pub mod watched;

@@ -1,8 +1,10 @@
 //! Hostile connections: ten kinds, each against any port. Has knowledge of bytes, and of the ports' reactions.
 
+use crate::secured::TlsHandshake;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
@@ -13,6 +15,8 @@ const WHOLE_MAX: Duration = Duration::from_secs(20);
 const N_RESETS: u32 = 100;
 const N_HEADERS: usize = 100_000;
 const HEADER_BYTES: usize = 1 << 20;
+/// The number of requests that were aborted; spreads their times.
+static N_ABORTED: AtomicU64 = AtomicU64::new(0);
 /// Bytes between two checks whether the port still reads.
 const PORTION: usize = 16 << 10;
 
@@ -56,17 +60,40 @@ pub enum Went {
     Stuck,
 }
 
+/// A port, and the handshake that precedes the attack, if there is one.
+#[derive(Clone)]
+pub struct Port {
+    pub address: SocketAddr,
+    pub tls: Option<TlsHandshake>,
+}
+
+impl Port {
+    pub fn plain(address: SocketAddr) -> Port {
+        Port { address, tls: None }
+    }
+}
+
 /// One connection of this kind.
-pub async fn attack(kind: Kind, port: SocketAddr) -> Went {
+pub async fn attack(kind: Kind, port: Port) -> Went {
     let whole = async {
-        let Ok(stream) = TcpStream::connect(port).await else { return Went::Refused };
-        let went = play(kind, stream).await;
+        let Ok(stream) = TcpStream::connect(port.address).await else { return Went::Refused };
+        // It leaves without a farewell; the others end in their own ways.
+        if kind == Kind::Aborted && stream.set_zero_linger().is_err() {
+            return Went::Refused;
+        }
+        let went = match port.tls {
+            None => play(kind, stream).await,
+            Some(tls) => match tls.connect(stream).await {
+                Ok(stream) => play(kind, stream).await,
+                Err(_) => Ok(Went::Refused),
+            },
+        };
         went.unwrap_or(Went::Ended)
     };
     timeout(WHOLE_MAX, whole).await.unwrap_or(Went::Stuck)
 }
 
-async fn play(kind: Kind, mut stream: TcpStream) -> std::io::Result<Went> {
+async fn play(kind: Kind, mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<Went> {
     match kind {
         Kind::Idle => Ok(held(&mut stream, HOLD).await),
         Kind::Slow => slow(&mut stream).await,
@@ -76,6 +103,7 @@ async fn play(kind: Kind, mut stream: TcpStream) -> std::io::Result<Went> {
         }
         Kind::OneByte => {
             stream.write_all(&[0x7f]).await?;
+            stream.flush().await?;
             Ok(held(&mut stream, HOLD / 4).await)
         }
         Kind::RapidReset => {
@@ -84,6 +112,7 @@ async fn play(kind: Kind, mut stream: TcpStream) -> std::io::Result<Went> {
         }
         Kind::WrongProtocol => {
             stream.write_all(b"SSH-2.0-OpenSSH_9.7\r\n\0\0\x01\x2c\x06\x14 version\r\n*1\r\n$4\r\nPING\r\n").await?;
+            stream.flush().await?;
             Ok(held(&mut stream, HOLD / 4).await)
         }
         Kind::BadTls => {
@@ -91,6 +120,7 @@ async fn play(kind: Kind, mut stream: TcpStream) -> std::io::Result<Went> {
             let mut hello = vec![0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
             hello.extend((0..200u8).map(|i| i.wrapping_mul(37)));
             stream.write_all(&hello).await?;
+            stream.flush().await?;
             Ok(held(&mut stream, HOLD / 4).await)
         }
         Kind::HugeHeader => {
@@ -102,22 +132,23 @@ async fn play(kind: Kind, mut stream: TcpStream) -> std::io::Result<Went> {
             stream.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n").await?;
             all_of(&mut stream, "a: b\r\n".repeat(N_HEADERS).as_bytes()).await?;
             stream.write_all(b"\r\n").await?;
+            stream.flush().await?;
             Ok(held(&mut stream, HOLD / 4).await)
         }
         Kind::Aborted => {
             let body = "{\"prompt\": \"it never ends\", \"max_tokens\": 64, \"stream\": true}";
             let head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: ";
             stream.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).await?;
+            stream.flush().await?;
             // Some leave before the answer, some within it.
-            sleep(Duration::from_millis(u64::from(stream.local_addr()?.port() % 20))).await;
-            stream.set_zero_linger()?;
+            sleep(Duration::from_millis(N_ABORTED.fetch_add(1, Relaxed) % 20)).await;
             Ok(Went::Left)
         }
     }
 }
 
 /// Reads until the port ends the connection, at most for this long.
-async fn held(stream: &mut TcpStream, long: Duration) -> Went {
+async fn held(stream: &mut (impl AsyncRead + Unpin), long: Duration) -> Went {
     let mut bytes = vec![0; PORTION];
     let until_ended = async { while !matches!(stream.read(&mut bytes).await, Ok(0) | Err(_)) {} };
     match timeout(long, until_ended).await {
@@ -126,19 +157,20 @@ async fn held(stream: &mut TcpStream, long: Duration) -> Went {
     }
 }
 
-async fn slow(stream: &mut TcpStream) -> std::io::Result<Went> {
+async fn slow(stream: &mut (impl AsyncWrite + Unpin)) -> std::io::Result<Went> {
     for byte in "GET /health HTT".bytes() {
         stream.write_all(&[byte]).await?;
+        stream.flush().await?;
         sleep(HOLD / 16).await;
     }
     Ok(Went::Left)
 }
 
-async fn all_of(stream: &mut TcpStream, bytes: &[u8]) -> std::io::Result<()> {
+async fn all_of(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::Result<()> {
     for portion in bytes.chunks(PORTION) {
         stream.write_all(portion).await?;
     }
-    Ok(())
+    stream.flush().await
 }
 
 /// HTTP/2: streams that are opened and reset immediately.

@@ -8,6 +8,7 @@ mod stalled;
 mod stranded;
 
 use crate::common::node::{BINARY, Folder, Node, PATIENCE, answer, field, free_address, is_alive};
+use crate::common::pem::pem;
 use checkpoint::Checkpoint;
 use intruder::Intruder;
 use proto::cluster::coordinator_client::CoordinatorClient;
@@ -331,7 +332,6 @@ fn certificate(folder: &Folder, name: &str, authority: &(CertificateParams, KeyP
     let issuer = Issuer::from_params(&authority.0, &authority.1);
     let leaf = params.signed_by(&key, &issuer).unwrap();
     let root = authority.0.self_signed(&authority.1).unwrap();
-    let pem = |kind: &str, der: &[u8]| pem(kind, der);
     [
         ("--tls-cert", pem("CERTIFICATE", leaf.der())),
         ("--tls-key", pem("PRIVATE KEY", &key.serialize_der())),
@@ -340,17 +340,6 @@ fn certificate(folder: &Folder, name: &str, authority: &(CertificateParams, KeyP
     .into_iter()
     .flat_map(|(flag, text)| [flag.to_owned(), folder.write(&format!("{name}{flag}"), &text)])
     .collect()
-}
-
-fn pem(kind: &str, der: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for three in der.chunks(3) {
-        let bits = three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
-        let digit = |i: usize| char::from(DIGITS[(bits >> (18 - 6 * i)) as usize & 63]);
-        text.extend((0..4).map(|i| if i <= three.len() { digit(i) } else { '=' }));
-    }
-    format!("-----BEGIN {kind}-----\n{text}\n-----END {kind}-----\n")
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! TLS towards clients, by curl: both protocols, both ports, replaced certificates, and clients that fail the
 //! handshake.
 
-use super::{DOORS, MODEL, pem};
+use super::{DOORS, MODEL};
 use crate::common::node::{BINARY, Folder, Node, PATIENCE};
+use crate::common::pem::pem;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use std::io::{Read, Write};
 use std::net::TcpStream;
