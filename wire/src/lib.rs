@@ -9,6 +9,7 @@ mod limits;
 mod listen;
 mod offered;
 mod pipe;
+mod places;
 pub mod rate_limit;
 pub mod refusals;
 mod refused;

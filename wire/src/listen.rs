@@ -3,25 +3,20 @@
 use crate::connection::{Connection, Incoming};
 use crate::greeting::{PROOF_MAX, Trust};
 use crate::offered::{AlpnProtocol, OfferedTls};
+use crate::places::{Place, Places};
 use crate::refusals::Refusals;
 use crate::refused::ConnectError;
-use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpIncoming;
 
-/// The most peers that prove themselves at once; more wait in the listener's queue.
-const PROVING_MAX: usize = 128;
-/// The time of a proof between distant machines. A peer that took longer loses its place if others wait: a silent peer
-/// keeps them out for no longer than this.
-const PROOF_USUAL: Duration = Duration::from_millis(200);
 /// The most connections that have proved themselves and were not yet taken.
 const PROVED_MAX: usize = 64;
 /// The pause after the listener failed, as when the process has no descriptors left.
@@ -71,90 +66,52 @@ fn spawn_listener(listener: TcpListener, proof: HandshakeKind) -> Incoming {
 }
 
 async fn listen(listener: TcpListener, proof: HandshakeKind, proved: mpsc::Sender<io::Result<Connection>>) {
-    let mut proving = HandshakeSlots::new();
+    let mut places = Places::new();
     let refusals = Arc::new(Refusals::default());
     loop {
         let accepted = tokio::select! {
             () = proved.closed() => return,
-            accepted = listener.accept() => accepted,
+            accepted = listener.accept() => Some(accepted),
+            () = places.changed() => None,
         };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
+        match accepted {
+            Some(Ok((stream, peer))) => {
+                if let Some((_, peer)) = places.arrive(peer.ip(), (stream, peer)) {
+                    log_refusal(peer, &ConnectError::Displaced, &refusals);
+                }
+            }
+            Some(Err(error)) => {
                 tracing::warn!(%error, "no connection can be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
             }
-        };
-        let Some(place) = proving.place().await else { return };
-        let (proof, proved, refusals) = (proof.clone(), proved.clone(), refusals.clone());
-        tokio::spawn(async move {
-            match place.prove(&proof, stream).await {
-                Ok((connection, _place)) => {
-                    // No caller takes connections once the server has ended.
-                    let _ended = proved.send(Ok(connection)).await;
+            None => {}
+        }
+        while let Some((place, (stream, peer))) = places.admit(Instant::now()) {
+            let (proof, proved, refusals) = (proof.clone(), proved.clone(), refusals.clone());
+            tokio::spawn(async move {
+                match prove(place, &proof, stream).await {
+                    Ok((connection, _place)) => {
+                        // No caller takes connections once the server has ended.
+                        let _ended = proved.send(Ok(connection)).await;
+                    }
+                    Err(why) => log_refusal(peer, &why, &refusals),
                 }
-                Err(why) => log_refusal(peer, &why, &refusals),
-            }
-        });
-    }
-}
-
-/// The places of the peers that prove themselves.
-struct HandshakeSlots {
-    places: Arc<Semaphore>,
-    /// The peers that have a place, the longest there first.
-    peers: VecDeque<(Instant, oneshot::Sender<()>)>,
-}
-
-/// A peer's place until it has proved itself, and then until its connection is taken.
-struct HandshakeSlot {
-    permit: OwnedSemaphorePermit,
-    /// Ends when the place is given to another peer.
-    lost: oneshot::Receiver<()>,
-}
-
-impl HandshakeSlots {
-    fn new() -> HandshakeSlots {
-        HandshakeSlots { places: Arc::new(Semaphore::new(PROVING_MAX)), peers: VecDeque::new() }
-    }
-
-    /// A place for one more peer: a free one, or that of the peer which has tried longest, once it has had its time.
-    async fn place(&mut self) -> Option<HandshakeSlot> {
-        loop {
-            self.peers.retain(|(_, place)| !place.is_closed());
-            let left = self.peers.front().map(|(since, _)| PROOF_USUAL.saturating_sub(since.elapsed()));
-            // Without a peer that could lose its place, those that have proved themselves hold all places.
-            let free = timeout(left.unwrap_or(PROOF_USUAL), self.places.clone().acquire_owned()).await;
-            match free {
-                Ok(Ok(permit)) => {
-                    let (kept, lost) = oneshot::channel();
-                    self.peers.push_back((Instant::now(), kept));
-                    return Some(HandshakeSlot { permit, lost });
-                }
-                Ok(Err(_closed)) => return None,
-                // Its task ends with the sender, and leaves the place.
-                Err(_elapsed) => drop(self.peers.pop_front()),
-            }
+            });
         }
     }
 }
 
-impl HandshakeSlot {
-    async fn prove(
-        self,
-        proof: &HandshakeKind,
-        stream: TcpStream,
-    ) -> Result<(Connection, OwnedSemaphorePermit), ConnectError> {
-        let HandshakeSlot { permit, lost } = self;
-        tokio::select! {
-            proved = timeout(PROOF_MAX, proof.accept(stream)) => {
-                let connection = proved.unwrap_or(Err(ConnectError::Late))?;
-                Ok((connection, permit))
-            }
-            _ = lost => Err(ConnectError::Displaced),
-        }
-    }
+async fn prove(
+    mut place: Place,
+    proof: &HandshakeKind,
+    stream: TcpStream,
+) -> Result<(Connection, Place), ConnectError> {
+    let connection = tokio::select! {
+        proved = timeout(PROOF_MAX, proof.accept(stream)) => proved.unwrap_or(Err(ConnectError::Late))?,
+        () = place.lost() => return Err(ConnectError::Displaced),
+    };
+    place.prove();
+    Ok((connection, place))
 }
 
 fn log_refusal(peer: SocketAddr, why: &ConnectError, refusals: &Refusals) {

@@ -2,6 +2,7 @@
 //! name while the cluster continues.
 
 mod damaged;
+mod flooded;
 mod intruder;
 mod offered;
 mod stalled;

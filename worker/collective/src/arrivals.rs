@@ -2,9 +2,9 @@
 //! meeting as long again. Has no knowledge of epochs or secrets: the meeting checks the Hello.
 
 use crate::error::JoinRefusal;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind, Read};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 pub const MAGIC: &[u8; 8] = b"LOCKSTEP";
@@ -14,8 +14,8 @@ pub const HELLO: usize = 8 + 2 + 2 + EPOCH + 2 + 2 + 32;
 
 /// A connection must identify itself within this time.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
-/// The most connections without a whole Hello, and the most that wait for a meeting. The oldest are dropped first: a
-/// peer sends its Hello at once, and dials again if it was dropped.
+/// The most connections without a whole Hello, and the most that wait for a meeting. Of the address that has the most,
+/// the oldest is dropped first: a peer sends its Hello at once, and dials again if it was dropped.
 const WAITING_MAX: usize = 128;
 
 /// A connection, and the bytes of its Hello so far.
@@ -118,10 +118,43 @@ fn push(
     arrival: IncomingConnection,
     mut refused: impl FnMut(SocketAddr, JoinRefusal),
 ) {
-    if list.len() >= WAITING_MAX
-        && let Some(oldest) = list.pop_front()
-    {
-        refused(oldest.from, JoinRefusal::Silence);
-    }
     list.push_back(arrival);
+    if list.len() > WAITING_MAX
+        && let Some(displaced) = oldest_of_largest_address(list).and_then(|at| list.remove(at))
+    {
+        refused(displaced.from, JoinRefusal::Silence);
+    }
+}
+
+/// Returns the place of the oldest connection from the address that has the most, so that a flood displaces itself.
+fn oldest_of_largest_address(list: &VecDeque<IncomingConnection>) -> Option<usize> {
+    let mut n_of = BTreeMap::<IpAddr, usize>::new();
+    list.iter().for_each(|arrival| *n_of.entry(arrival.from.ip()).or_default() += 1);
+    let (largest, _) = n_of.into_iter().max_by_key(|(_, n)| *n)?;
+    list.iter().position(|arrival| arrival.from.ip() == largest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_flood_from_one_address_displaces_itself() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let arrival = |host: u8, n: u16| {
+            let stream = TcpStream::connect(address).unwrap();
+            IncomingConnection::new(stream, SocketAddr::from(([192, 0, 2, host], n)), Instant::now()).unwrap()
+        };
+        let (mut list, mut displaced) = (VecDeque::new(), Vec::new());
+        push(&mut list, arrival(2, 0), |_, _| panic!("there is room"));
+        for n in 0..WAITING_MAX as u16 + 2 {
+            push(&mut list, arrival(1, n), |from, _| displaced.push(from.port()));
+            let _accepted = listener.accept().unwrap();
+        }
+        assert_eq!((list.len(), list[0].from.port()), (WAITING_MAX, 0));
+        assert_eq!(list[0].from.ip(), IpAddr::from([192, 0, 2, 2]));
+        assert_eq!(displaced, [0, 1, 2]);
+    }
 }
