@@ -21,6 +21,8 @@ pub enum Refusal {
     NoKey,
     #[error("this server does not know the API key")]
     UnknownKey,
+    #[error("the client's certificate has expired or is no longer accepted: connect again with a valid one")]
+    CertificateEnded,
     #[error("this server does not serve the model `{model}`; {}", join_names(served))]
     NoModel { model: String, served: Vec<String> },
     #[error("too many requests are waiting; try again later")]
@@ -183,6 +185,7 @@ impl Refusal {
             Refusal::Invalid { .. } => "invalid",
             Refusal::TooLong { .. } | Refusal::TooLarge { .. } => "too_long",
             Refusal::NoKey | Refusal::UnknownKey => "no_key",
+            Refusal::CertificateEnded => "certificate_ended",
             Refusal::NoModel { .. } => "no_model",
             Refusal::Full { .. } => "full",
             Refusal::Limited { .. } => "limited",

@@ -3,12 +3,14 @@
 use super::RouterSettings;
 use super::identity::{self, private_key};
 use anyhow::{Context, bail};
-use rustls::crypto::ring;
+use rustls::crypto::{CryptoProvider, ring};
 use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tools::server_trust::certificates;
+use wire::TlsOffer;
 
 /// The files of TLS towards clients.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,23 +45,26 @@ impl ApiTlsFiles {
     }
 
     /// Reads the current contents of the files.
-    pub fn read(&self) -> anyhow::Result<ServerConfig> {
+    pub fn read(&self) -> anyhow::Result<TlsOffer> {
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
-        let builder = match &self.client_authority {
+        let verifier = self.client_authority.as_deref().map(|path| verifier(path, provider)).transpose()?;
+        let builder = match verifier.clone() {
             None => builder.with_no_client_auth(),
-            Some(path) => {
-                let mut roots = RootCertStore::empty();
-                for authority in certificates(path)? {
-                    let unusable = || format!("a certificate in {} cannot be used", path.display());
-                    roots.add(authority).with_context(unusable)?;
-                }
-                let roots = Arc::new(roots);
-                builder.with_client_cert_verifier(WebPkiClientVerifier::builder_with_provider(roots, provider).build()?)
-            }
+            Some(verifier) => builder.with_client_cert_verifier(verifier),
         };
         let (certificate, key) = (&self.certificate, &self.key);
         let unusable = || format!("{} and {} do not match", certificate.display(), key.display());
-        builder.with_single_cert(certificates(certificate)?, private_key(key)?).with_context(unusable)
+        let config = builder.with_single_cert(certificates(certificate)?, private_key(key)?).with_context(unusable)?;
+        Ok(TlsOffer { config, verifier })
     }
+}
+
+/// Returns the check of clients' certificates against these authorities.
+fn verifier(path: &Path, provider: Arc<CryptoProvider>) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
+    let mut roots = RootCertStore::empty();
+    for authority in certificates(path)? {
+        roots.add(authority).with_context(|| format!("a certificate in {} cannot be used", path.display()))?;
+    }
+    Ok(WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build()?)
 }

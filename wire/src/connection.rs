@@ -1,5 +1,6 @@
 //! A connection between two roles that have proved themselves, or of a client, whatever carries it.
 
+use crate::client_certificate::ClientCertificate;
 use std::fmt::Debug;
 use std::io;
 use std::pin::Pin;
@@ -27,6 +28,8 @@ impl<IO: AsyncRead + AsyncWrite + Debug + Send + Unpin> Carrier for IO {}
 pub enum Connection {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
+    /// A client that has shown a certificate.
+    OfClient(Box<TlsStream<TcpStream>>, ClientCertificate),
     /// A pipe within the process: no proof is needed.
     Pipe(DuplexStream),
     Other(Box<dyn Carrier>),
@@ -39,7 +42,7 @@ macro_rules! either {
                 let $io = Pin::new(io);
                 $call
             }
-            Connection::Tls(io) => {
+            Connection::Tls(io) | Connection::OfClient(io, _) => {
                 let $io = Pin::new(&mut **io);
                 $call
             }
@@ -77,7 +80,7 @@ impl AsyncWrite for Connection {
     fn is_write_vectored(&self) -> bool {
         match self {
             Connection::Plain(io) => io.is_write_vectored(),
-            Connection::Tls(io) => io.is_write_vectored(),
+            Connection::Tls(io) | Connection::OfClient(io, _) => io.is_write_vectored(),
             Connection::Pipe(io) => io.is_write_vectored(),
             Connection::Other(io) => io.is_write_vectored(),
         }
@@ -92,8 +95,20 @@ impl AsyncWrite for Connection {
     }
 }
 
-impl Connected for Connection {
-    type ConnectInfo = ();
+impl Connection {
+    /// Returns the certificate that a client had to show.
+    pub fn client_certificate(&self) -> Option<&ClientCertificate> {
+        match self {
+            Connection::OfClient(_, certificate) => Some(certificate),
+            _ => None,
+        }
+    }
+}
 
-    fn connect_info(&self) {}
+impl Connected for Connection {
+    type ConnectInfo = Option<ClientCertificate>;
+
+    fn connect_info(&self) -> Option<ClientCertificate> {
+        self.client_certificate().cloned()
+    }
 }

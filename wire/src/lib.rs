@@ -2,6 +2,7 @@
 //! nothing of the content.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+mod client_certificate;
 mod connection;
 mod dial;
 mod greeting;
@@ -17,12 +18,13 @@ mod tls;
 mod token;
 mod until;
 
+pub use client_certificate::ClientCertificate;
 pub use connection::{Carrier, Connection, ConnectionFuture, Incoming};
 pub use dial::{DialTarget, channel, channel_over, channel_to_where, tcp};
 pub use greeting::Trust;
 pub use limits::{HEADERS_BYTES_MAX, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX, server};
 pub use listen::{incoming, incoming_by, incoming_clients, tcp_incoming};
-pub use offered::{AlpnProtocol, OfferedTls};
+pub use offered::{AlpnProtocol, OfferedTls, TlsOffer};
 pub use pipe::{Dialer, Pipes, in_memory};
 pub use refused::{ConnectError, HandshakeRefusal};
 pub use tls::{SERVER_NAME, Tls};

@@ -42,7 +42,7 @@ pub(crate) fn unwrap_tls_error(error: io::Error) -> ConnectError {
     tls.map_or(ConnectError::Io(error), ConnectError::Refused)
 }
 
-fn refused(error: &rustls::Error) -> HandshakeRefusal {
+pub(crate) fn refused(error: &rustls::Error) -> HandshakeRefusal {
     use rustls::AlertDescription as Alert;
     use rustls::Error as E;
     match error {

@@ -65,9 +65,9 @@ fn limit_connections(
     incoming.filter_map(move |accepted| match accepted {
         Ok(connection) => {
             let place = places.clone().try_acquire_owned().ok()?;
-            Some(Ok(
-                LimitedSocket::new(WriteCoalescer::new(connection), place, unread_max).with_start_deadline(headers_max)
-            ))
+            let certificate = connection.client_certificate().cloned();
+            let socket = LimitedSocket::new(WriteCoalescer::new(connection), place, unread_max);
+            Some(Ok(socket.with_start_deadline(headers_max).with_certificate(certificate)))
         }
         Err(error) => Some(Err(error)),
     })

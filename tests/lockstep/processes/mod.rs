@@ -4,6 +4,7 @@
 mod damaged;
 mod flooded;
 mod intruder;
+mod mutual;
 mod offered;
 mod stalled;
 mod stranded;

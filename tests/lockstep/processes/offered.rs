@@ -12,15 +12,16 @@ use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use time::OffsetDateTime;
 
 /// An authority, and the files of certificates that it has signed.
-struct Authority {
+pub struct Authority {
     params: CertificateParams,
     key: KeyPair,
 }
 
 impl Authority {
-    fn new() -> Authority {
+    pub fn new() -> Authority {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         // Of two authorities with one name a client takes the first.
@@ -30,13 +31,19 @@ impl Authority {
         Authority { params, key: KeyPair::generate().unwrap() }
     }
 
-    fn root(&self) -> String {
+    pub fn root(&self) -> String {
         pem("CERTIFICATE", self.params.clone().self_signed(&self.key).unwrap().der())
     }
 
     /// A certificate and its key.
-    fn signed(&self) -> [String; 2] {
+    pub fn signed(&self) -> [String; 2] {
+        self.signed_until(OffsetDateTime::now_utc() + time::Duration::DAY)
+    }
+
+    /// A certificate that expires then, and its key.
+    pub fn signed_until(&self, end: OffsetDateTime) -> [String; 2] {
         let mut params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+        params.not_after = end;
         // The authority's own name would make it look signed by itself.
         params.distinguished_name.push(DnType::CommonName, "offered");
         let key = KeyPair::generate().unwrap();
@@ -46,19 +53,23 @@ impl Authority {
 }
 
 /// A server, and its addresses for HTTPS and for gRPC with TLS.
-struct Served {
-    node: Node,
-    http: String,
-    grpc: String,
+pub struct Served {
+    pub node: Node,
+    pub http: String,
+    pub grpc: String,
 }
 
 impl Served {
-    fn with(folder: &Folder, authority: &Authority, more: &[&str]) -> Served {
+    pub fn with(folder: &Folder, authority: &Authority, more: &[&str]) -> Served {
+        Served::with_model(&[MODEL, "--activations", "f32"], folder, authority, more)
+    }
+
+    pub fn with_model(model: &[&str], folder: &Folder, authority: &Authority, more: &[&str]) -> Served {
         let [certificate, key] = authority.signed();
         let (certificate, key) = (folder.write("cert.pem", &certificate), folder.write("key.pem", &key));
         folder.write("root.pem", &authority.root());
         let tls = ["--api-tls-cert", &certificate, "--api-tls-key", &key];
-        let mut node = Node::start(&[&["serve", MODEL, "--activations", "f32"], &DOORS[..], &tls, more].concat());
+        let mut node = Node::start(&[&["serve"], model, &DOORS[..], &tls, more].concat());
         let line = node.until(&["serves", "https://", "grpcs://"]);
         let address = |scheme: &str| {
             let rest = &line[line.find(scheme).unwrap() + scheme.len()..];
@@ -69,13 +80,13 @@ impl Served {
     }
 }
 
-fn curl(folder: &Folder, words: &[&str]) -> Output {
+pub fn curl(folder: &Folder, words: &[&str]) -> Output {
     let root = folder.0.join("root.pem");
     let common = ["-s", "-S", "--max-time", "60", "--cacert", root.to_str().unwrap()];
     Command::new("curl").args(common).args(words).output().unwrap()
 }
 
-fn output_text(output: &Output) -> String {
+pub fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
 }
 
@@ -296,25 +307,6 @@ fn keys_and_certificates_are_rotated_under_load_and_no_request_fails() {
     let old =
         ["-f", "-H", "content-type: application/json", "-H", "authorization: Bearer key-0", "-d", REQUEST_BODY, &url];
     assert!(!curl(&folder, &old).status.success(), "the first key is taken back");
-}
-
-#[test]
-fn client_certificates_are_required_where_configured() {
-    let (folder, authority, clients) = (Folder::new("mutual"), Authority::new(), Authority::new());
-    let client_root = folder.write("clients.pem", &clients.root());
-    let served = Served::with(&folder, &authority, &["--api-client-ca", &client_root]);
-    let alive = format!("https://{}/livez", served.http);
-    let get_livez = |by: Option<&Authority>| {
-        let [certificate, key] = by.unwrap_or(&clients).signed();
-        let (certificate, key) = (folder.write("me.pem", &certificate), folder.write("me.key", &key));
-        let proof = ["--cert", certificate.as_str(), "--key", key.as_str()];
-        let words = if by.is_some() { &proof[..] } else { &[] };
-        curl(&folder, &[words, &["-f", alive.as_str()]].concat())
-    };
-    assert_eq!(output_text(&get_livez(Some(&clients))), "alive\n");
-    for refused in [get_livez(None), get_livez(Some(&authority))] {
-        assert!(!refused.status.success(), "{}", output_text(&refused));
-    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub fn status(refusal: Refusal) -> Status {
             GrammarFault::TooComplex => Code::InvalidArgument,
             GrammarFault::Broken => Code::Internal,
         },
-        Refusal::NoKey | Refusal::UnknownKey => Code::Unauthenticated,
+        Refusal::NoKey | Refusal::UnknownKey | Refusal::CertificateEnded => Code::Unauthenticated,
         Refusal::NoModel { .. } => Code::NotFound,
         Refusal::Full { .. } | Refusal::Limited { .. } | Refusal::TooLate { .. } => Code::ResourceExhausted,
         Refusal::NotReady { .. } | Refusal::Draining { .. } | Refusal::Lost | Refusal::Away { .. } => Code::Unavailable,

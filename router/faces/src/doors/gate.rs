@@ -1,5 +1,5 @@
-//! Checks of a gRPC call before it is read: its key must be valid, and its body must arrive in time. A panic behind the
-//! gate ends only this call. Has no knowledge of methods except their paths.
+//! Checks of a gRPC call before it is read: its key and its client's certificate must be valid, and its body must
+//! arrive in time. A panic behind the gate ends only this call. Has no knowledge of methods except their paths.
 
 use crate::doors::call::{gate_timeout, status};
 use crate::doors::panics::{PanicError, catch_panic};
@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::{Layer, Service};
+use wire::ClientCertificate;
 
 /// Paths that probes and tools may call without a key.
 const OPEN: [&str; 7] = [
@@ -86,6 +87,12 @@ where
         let Some(revoked) = self.authorize(&request) else {
             return Box::pin(std::future::ready(Ok(no_key())));
         };
+        let certificate = request.extensions().get::<Option<ClientCertificate>>().cloned().flatten();
+        let certificate_ended = certificate.as_ref().map(|certificate| certificate.ended().clone());
+        let no_certificate = || status(Refusal::CertificateEnded).into_http();
+        if certificate_ended.as_ref().is_some_and(CancellationToken::is_cancelled) {
+            return Box::pin(std::future::ready(Ok(no_certificate())));
+        }
         let is_endless = request.uri().path() == ENDLESS;
         let body_max = self.front.config.timeouts.body_max;
         let request = if is_endless { request } else { request.map(|body| with_deadline(body, body_max)) };
@@ -100,9 +107,18 @@ where
                     None => answered.await,
                 }
             };
-            let Some(answered) = revoked.run_until_cancelled(in_time).await else { return Ok(no_key()) };
+            let accepted = certificate_ended.clone().unwrap_or_default();
+            let answered = accepted.run_until_cancelled(revoked.run_until_cancelled(in_time)).await;
+            let Some(answered) = answered else { return Ok(no_certificate()) };
+            let Some(answered) = answered else { return Ok(no_key()) };
             let answered = answered.unwrap_or_else(|PanicError| Ok(panic_status().into_http()));
-            answered.map(|answer| map_size_limit_status(answer).map(|body| end_when_revoked(body, revoked)))
+            answered.map(|answer| {
+                let answer = map_size_limit_status(answer).map(|body| end_when(body, revoked, Refusal::NoKey));
+                match certificate_ended {
+                    None => answer,
+                    Some(ended) => answer.map(|body| end_when(body, ended, Refusal::CertificateEnded)),
+                }
+            })
         })
     }
 }
@@ -120,15 +136,15 @@ fn map_size_limit_status(mut response: Response<Body>) -> Response<Body> {
     response
 }
 
-/// Ends a call when its key is revoked.
-fn end_when_revoked(body: Body, revoked: CancellationToken) -> Body {
-    let no_key = status(Refusal::NoKey);
+/// Ends a call with this reason when `ended` is cancelled.
+fn end_when(body: Body, ended: CancellationToken, why: Refusal) -> Body {
+    let why = status(why);
     let mut trailers = HeaderMap::new();
-    let last = match no_key.add_header(&mut trailers) {
+    let last = match why.add_header(&mut trailers) {
         Ok(()) => LastFrame::Trailers(trailers),
-        Err(_) => LastFrame::Break(no_key),
+        Err(_) => LastFrame::Break(why),
     };
-    if body.is_end_stream() { body } else { Body::new(RevocableBody::new(body, revoked, last)) }
+    if body.is_end_stream() { body } else { Body::new(RevocableBody::new(body, ended, last)) }
 }
 
 fn panic_status() -> Status {

@@ -1,5 +1,5 @@
-//! An answer that ends when its request's key is revoked: the computation is dropped, and the client receives the
-//! reason. Has no knowledge of pages and messages.
+//! An answer that ends when its request's key is revoked, or when its client's certificate ends: the computation is
+//! dropped, and the client receives the reason. Has no knowledge of pages and messages.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// The last frame of an answer whose key was revoked.
+/// The last frame of an answer whose key or certificate is no longer valid.
 pub enum LastFrame<E> {
     /// The status of a gRPC call.
     Trailers(HeaderMap),

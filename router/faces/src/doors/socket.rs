@@ -10,9 +10,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Sleep, sleep};
 use tonic::transport::server::Connected;
+use wire::ClientCertificate;
 
 /// The length of HTTP/2's preface: before it has arrived, no deadline of the protocol runs.
 const PREFACE_BYTES: usize = 24;
+/// The time between the end of a client's certificate and that of its connection, in which calls receive the reason.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 pub struct LimitedSocket<IO> {
     io: IO,
@@ -21,6 +24,8 @@ pub struct LimitedSocket<IO> {
     unread_max: Duration,
     /// Present until the client has begun.
     beginning: Option<StartDeadline>,
+    /// Ready some time after the client's certificate has ended. Present if the client has one.
+    certificate_ended: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -31,12 +36,23 @@ struct StartDeadline {
 
 impl<IO> LimitedSocket<IO> {
     pub fn new(io: IO, place: OwnedSemaphorePermit, unread_max: Duration) -> LimitedSocket<IO> {
-        LimitedSocket { io, unread: None, unread_max, beginning: None, _place: place }
+        LimitedSocket { io, unread: None, unread_max, beginning: None, certificate_ended: None, _place: place }
     }
 
     /// Closes the connection if it does not begin in time, for servers without such a limit.
     pub fn with_start_deadline(self, max: Duration) -> LimitedSocket<IO> {
         LimitedSocket { beginning: Some(StartDeadline { n_bytes: 0, late: Box::pin(sleep(max)) }), ..self }
+    }
+
+    /// Closes the connection when the client's certificate ends, so that the client connects again with a valid one.
+    pub fn with_certificate(self, certificate: Option<ClientCertificate>) -> LimitedSocket<IO> {
+        let ended = |certificate: ClientCertificate| -> Pin<Box<dyn Future<Output = ()> + Send>> {
+            Box::pin(async move {
+                certificate.ended().cancelled().await;
+                sleep(FAREWELL).await;
+            })
+        };
+        LimitedSocket { certificate_ended: certificate.map(ended), ..self }
     }
 
     /// Returns the result of a write, or an error if the client has not read for too long.
@@ -62,6 +78,14 @@ fn timeout_error(what: &str) -> io::Error {
 impl<IO: AsyncRead + Unpin> AsyncRead for LimitedSocket<IO> {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if let Some(ended) = &mut this.certificate_ended
+            && ended.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::ConnectionAborted,
+                "the client's certificate ended",
+            )));
+        }
         let n_before = into.filled().len();
         let read = Pin::new(&mut this.io).poll_read(context, into);
         let Some(beginning) = &mut this.beginning else { return read };

@@ -1,4 +1,4 @@
-//! API keys, limits and request ids of the HTTP pages. Has no knowledge of pages.
+//! API keys, client certificates, limits and request ids of the HTTP pages. Has no knowledge of pages.
 
 use crate::doors::panics::{PanicError, catch_panic};
 use crate::doors::revocable::{LastFrame, RevocableBody};
@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use types::TenantId;
+use wire::ClientCertificate;
 
 /// The header in which a client or its proxy names a request.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -116,7 +117,20 @@ async fn run_if_admitted(
         return no_key.into_response();
     };
     add_limit_headers(&front.config.keys.tenant_limits(tenant), response.headers_mut());
-    end_when_revoked(response, revoked)
+    end_when(response, revoked, || Refusal::UnknownKey)
+}
+
+/// Ends the requests of a connection when its client's certificate ends.
+pub async fn end_with_certificate(request: Request, next: Next) -> Response {
+    let Some(certificate) = request.extensions().get::<ClientCertificate>().cloned() else {
+        return next.run(request).await;
+    };
+    let (ended, why) = (certificate.ended(), || Refusal::CertificateEnded);
+    let answered = if ended.is_cancelled() { None } else { ended.run_until_cancelled(next.run(request)).await };
+    match answered {
+        None => HttpError::from(why()).into_response(),
+        Some(response) => end_when(response, ended.clone(), why),
+    }
 }
 
 /// Returns the error for a missing key, or for an unknown one.
@@ -125,21 +139,21 @@ fn no_key(headers: &HeaderMap) -> HttpError {
     HttpError::from(if is_given { Refusal::UnknownKey } else { Refusal::NoKey })
 }
 
-/// Ends a stream when its key is revoked. Anthropic's clients recognise an error by the event's name, OpenAI's by its
-/// content.
-fn end_when_revoked(response: Response, revoked: CancellationToken) -> Response {
+/// Ends a stream with this reason when `ended` is cancelled. Anthropic's clients recognise an error by the event's
+/// name, OpenAI's by its content.
+fn end_when(response: Response, ended: CancellationToken, why: fn() -> Refusal) -> Response {
     if response.body().size_hint().exact().is_some() {
         return response;
     }
-    let error = HttpError::from(Refusal::UnknownKey).body()["error"].take();
+    let error = HttpError::from(why()).body()["error"].take();
     let is_events = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "text/event-stream");
     let last = match is_events {
         true => {
             LastFrame::Event(format!("event: error\ndata: {}\n\n", json!({ "type": "error", "error": error })).into())
         }
-        false => LastFrame::Break(axum::Error::new(Refusal::UnknownKey)),
+        false => LastFrame::Break(axum::Error::new(why())),
     };
-    response.map(|body| Body::new(RevocableBody::new(body, revoked, last)))
+    response.map(|body| Body::new(RevocableBody::new(body, ended, last)))
 }
 
 /// Writes the remaining part of a tenant's limits into OpenAI's headers.

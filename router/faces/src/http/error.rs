@@ -187,6 +187,7 @@ impl HttpError {
             Refusal::TooLong { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
             Refusal::TooLarge { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
             Refusal::NoKey | Refusal::UnknownKey => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
+            Refusal::CertificateEnded => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_certificate")),
             Refusal::NoModel { .. } => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
             Refusal::Full { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("rate_limit_exceeded")),
             Refusal::Limited { limit, .. } => {

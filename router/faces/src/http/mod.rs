@@ -155,6 +155,7 @@ fn with_layers(pages: Router<Arc<Frontend>>, front: Arc<Frontend>, visitors: Arc
             |method: Method, uri: Uri| async move { HttpError::wrong_method(&method, uri.path()) },
         )
         .layer(from_fn(door::catch_panics))
+        .layer(from_fn(door::end_with_certificate))
         .layer(from_fn_with_state(visitors, origin::check_origin))
         .layer(from_fn_with_state(front.clone(), door::set_request_id))
         .layer(from_fn(unread::discard_unread_body))

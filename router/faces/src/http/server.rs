@@ -24,7 +24,8 @@ use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service;
-use wire::{AlpnProtocol, Connection, HEADERS_BYTES_MAX, OfferedTls, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX};
+use wire::{AlpnProtocol, ClientCertificate, Connection, OfferedTls};
+use wire::{HEADERS_BYTES_MAX, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX};
 
 /// The answer to a connection beyond the limit.
 const FULL: &[u8] =
@@ -119,7 +120,9 @@ async fn serve_connection(
         return;
     }
     let has_request = Arc::new(AtomicBool::new(false));
-    let service = TowerToHyperService::new(TrackingRouter { routes, has_request: has_request.clone() });
+    let certificate = stream.client_certificate().cloned();
+    let certificate_ended = certificate.as_ref().map(|certificate| certificate.ended().clone()).unwrap_or_default();
+    let service = TowerToHyperService::new(TrackingRouter { routes, has_request: has_request.clone(), certificate });
     let builder = connection_builder(headers_max);
     let socket = LimitedSocket::new(stream, place, unread_max);
     let mut served = pin!(builder.serve_connection(TokioIo::new(StrictLines::new(socket)), service));
@@ -131,6 +134,11 @@ async fn serve_connection(
             _ended = served.as_mut() => return,
             () = late.as_mut() => return,
             () = shutdown.cancelled(), if !draining => {
+                draining = true;
+                served.as_mut().graceful_shutdown();
+            }
+            // Its requests end with the reason; the client connects again with a valid certificate.
+            () = certificate_ended.cancelled(), if !draining => {
                 draining = true;
                 served.as_mut().graceful_shutdown();
             }
@@ -163,11 +171,12 @@ async fn first_request_timeout(has_request: Arc<AtomicBool>, headers_max: Durati
     }
 }
 
-/// The routes of one connection, which record that a request arrived.
+/// The routes of one connection, which record that a request arrived, and pass on the client's certificate.
 #[derive(Clone)]
 struct TrackingRouter {
     routes: Router,
     has_request: Arc<AtomicBool>,
+    certificate: Option<ClientCertificate>,
 }
 
 /// Returns the path without its final slash, which clients add when they build it from a base address.
@@ -196,6 +205,9 @@ where
         self.has_request.store(true, Ordering::Relaxed);
         if let Some(uri) = without_last_slash(request.uri()) {
             *request.uri_mut() = uri;
+        }
+        if let Some(certificate) = &self.certificate {
+            request.extensions_mut().insert(certificate.clone());
         }
         Box::pin(self.routes.call(request))
     }
