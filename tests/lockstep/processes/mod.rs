@@ -6,6 +6,7 @@ mod flooded;
 mod intruder;
 mod mutual;
 mod offered;
+mod rotated;
 mod stalled;
 mod stranded;
 
