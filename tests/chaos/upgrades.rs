@@ -1,6 +1,6 @@
 //! A cluster of processes is upgraded role by role and rolled back, while clients stream without a pause. The build
 //! before uses the protocol before: the same program with a flag that limits it, or any other program that
-//! `LOCKSTEP_TEST_BEFORE` names. The test compares answers, and controls the build of each role.
+//! `LOCKSTEP_TEST_BEFORE` names, as `make upgrade` does. The test compares answers, and controls the build of each role.
 
 use crate::city::{Build, City, Model};
 use crate::client::{self, StreamOutcome, StreamRequest};
@@ -127,8 +127,9 @@ fn undisturbed(model: &Model, requests: &[StreamRequest]) -> Vec<StreamOutcome> 
     crate::Load::new(model, requests.to_vec()).expected
 }
 
+/// The protocol with each replica. A router from before protocol 2 does not report it.
 fn protocols(city: &City) -> Vec<u64> {
-    city.replicas().iter().map(|replica| replica["protocol"].as_u64().unwrap_or_default()).collect()
+    city.replicas().iter().map(|replica| replica["protocol"].as_u64().unwrap_or(1)).collect()
 }
 
 /// The status and body of a request with a grammar, which the protocol before cannot carry.

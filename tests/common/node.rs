@@ -137,7 +137,8 @@ impl Node {
 
     /// Its HTTP address, once it listens.
     pub fn http(&mut self) -> String {
-        let line = self.until(&["listens on", "http://"]);
+        // These words are those of earlier builds, too.
+        let line = self.until(&["http://", "/v1 and grpc://"]);
         let start = line.find("http://").unwrap();
         line[start..].split("/v1").next().unwrap().to_owned()
     }
