@@ -150,9 +150,10 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut state = self.counts.state();
-        match self.has_proved {
-            true => state.n_proved -= 1,
-            false => drop(state.remove_unproven(self.id)),
+        if self.has_proved {
+            state.n_proved -= 1;
+        } else {
+            state.remove_unproven(self.id);
         }
         drop(state);
         self.counts.freed.notify_one();
@@ -177,15 +178,14 @@ impl PlaceState {
     }
 
     fn n_by_address(&self) -> BTreeMap<IpAddr, usize> {
-        let mut n_of = BTreeMap::new();
+        let mut n_of = BTreeMap::<IpAddr, usize>::new();
         self.unproven.iter().for_each(|one| *n_of.entry(one.from).or_default() += 1);
         n_of
     }
 
-    /// Returns false if it has no place any more.
-    fn remove_unproven(&mut self, id: u64) -> bool {
-        let at = self.unproven.iter().position(|one| one.id == id);
-        at.is_some_and(|at| self.unproven.remove(at).is_some())
+    /// Does nothing if it has no place any more.
+    fn remove_unproven(&mut self, id: u64) {
+        self.unproven.retain(|one| one.id != id);
     }
 }
 
