@@ -214,5 +214,98 @@ class Responses(unittest.TestCase):
         self.assertEqual(caught.exception.param, "previous_response_id")
 
 
+def codex_request(items, **more):
+    """Returns the body that Codex sends for each turn: the whole conversation, and nothing is stored."""
+    text = lambda name: {"type": "string", "description": f"The {name}."}
+    form = lambda required, **members: {"type": "object", "properties": members, "required": required,
+                                        "additionalProperties": False}
+    function = lambda name, parameters: {"type": "function", "name": name, "description": f"Runs {name}.",
+                                         "strict": False, "parameters": parameters}
+    step = form(["step", "status"], step=text("step"), status={"enum": ["pending", "in_progress", "completed"]})
+    tools = [
+        function("shell", form(["command"], command={"type": "array", "items": {"type": "string"}, "maxItems": 3},
+                               workdir=text("folder"), timeout_ms={"type": "number"})),
+        function("update_plan", form(["plan"], explanation=text("reason"), plan={"type": "array", "items": step})),
+        function("apply_patch", form(["input"], input=text("patch"))),
+        {"type": "web_search", "external_web_access": False},
+    ]
+    message = lambda role, text: {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
+    before = [
+        message("developer", "<permissions instructions>The sandbox is read-only.</permissions instructions>"),
+        message("user", "<environment_context>\n  <cwd>/tmp</cwd>\n  <shell>bash</shell>\n</environment_context>"),
+        message("user", "Show the file README.md."),
+    ]
+    return {
+        "model": "smollm2", "instructions": "You are a coding agent.\n" * 20, "input": before + items, "tools": tools,
+        "tool_choice": {"type": "function", "name": "shell"}, "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"}, "store": False,
+        "include": ["reasoning.encrypted_content"], "prompt_cache_key": "0190-7f1e", "text": {"verbosity": "medium"},
+        "temperature": 0, "max_output_tokens": 200, "extra_body": {"seed": 3, "client_metadata": {"a": "b"}},
+    } | more
+
+
+class Codex(unittest.TestCase):
+    """Calls are forced: the tests check how a call is passed, not how well a small model chooses."""
+
+    def whole(self, items, **more):
+        return client.responses.create(**codex_request(items, **more)).model_dump()
+
+    def streamed(self, items, **more):
+        """Returns the response that the events add up to. Codex takes its items from `output_item.done`."""
+        output, last, deltas = [], None, ""
+        for i, event in enumerate(client.responses.create(**codex_request(items, **more), stream=True)):
+            self.assertEqual(event.sequence_number, i)
+            if event.type == "response.output_item.added":
+                self.assertEqual(event.output_index, len(output))
+            elif event.type in ("response.function_call_arguments.delta", "response.output_text.delta"):
+                deltas += event.delta
+            elif event.type == "response.output_item.done":
+                output.append(event.item.model_dump())
+            last = event
+        self.assertEqual(last.type.removeprefix("response."), last.response.status)
+        response = last.response.model_dump()
+        self.assertEqual(response["output"], output)
+        (item,) = output
+        self.assertEqual(deltas, item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+        return response
+
+    def loop(self, send):
+        """Three turns, each with a call and its output, and then an answer."""
+        items, replies = [], []
+        for turn in range(3):
+            reply = send(items)
+            (call,) = reply["output"]
+            self.assertEqual((reply["status"], call["type"], call["name"]), ("completed", "function_call", "shell"))
+            self.assertIsInstance(json.loads(call["arguments"])["command"], list)
+            replies.append(reply)
+            # Codex sends items back without their ids.
+            sent = {name: call[name] for name in ("type", "name", "arguments", "call_id")}
+            output = json.dumps({"output": f"# {turn}", "metadata": {"exit_code": 0, "duration_seconds": 0.1}})
+            items += [sent, {"type": "function_call_output", "call_id": call["call_id"], "output": output}]
+        last = send(items, tool_choice="none", max_output_tokens=24)
+        self.assertEqual([item["type"] for item in last["output"]], ["message"])
+        return [*replies, last]
+
+    def comparable(self, reply):
+        """Drops the ids and times, and what the prefix cache held."""
+        for name in ("id", "created_at", "completed_at"):
+            del reply[name]
+        del reply["usage"]["input_tokens_details"]
+        for item in reply["output"]:
+            del item["id"]
+        return reply
+
+    def test_three_turns_streamed_and_whole(self):
+        whole, streamed = self.loop(self.whole), self.loop(self.streamed)
+        self.assertEqual(list(map(self.comparable, whole)), list(map(self.comparable, streamed)))
+        self.assertEqual(whole[0]["store"], False)
+        self.assertEqual([tool["name"] for tool in whole[0]["tools"]], ["shell", "update_plan", "apply_patch"])
+
+    def test_free_calls(self):
+        """As Codex sends it, a model may also answer in words."""
+        whole, streamed = (send([], tool_choice="auto", max_output_tokens=24) for send in (self.whole, self.streamed))
+        self.assertEqual(self.comparable(whole), self.comparable(streamed))
+
+
 if __name__ == "__main__":
     unittest.main()
