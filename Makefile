@@ -85,9 +85,10 @@ clients-more: ## the clients that are large to install: instructor, LlamaIndex, 
 clients-more: protoc $(MORE_CLIENTS:%=target/%-packages/.ready)
 	$(CARGO) test --workspace --locked --no-run
 	target/debug/lockstep pull smollm2
-	for client in $(MORE_CLIENTS); do \
-		PYTHONPATH=target/$$client-packages $(PYTHON) tests/clients/run.py target/debug/lockstep test_$$client || exit 1; \
-	done
+	status=0; for client in $(MORE_CLIENTS); do \
+		PYTHONPATH=target/$$client-packages $(PYTHON) tests/clients/run.py target/debug/lockstep test_$$client \
+			|| { echo "test_$$client failed"; status=1; }; \
+	done; exit $$status
 
 # Leaves pictures of each view in target/page: light, dark and as wide as a phone. PAGE_TIMES=1 also checks times, which
 # requires an idle machine.
