@@ -63,6 +63,96 @@ class Chat(unittest.TestCase):
         self.assertEqual(caught.exception.status_code, 401)
 
 
+class Tools(unittest.TestCase):
+    """Ollama's API cannot force a call. The model repeats one, or a `format` allows nothing else."""
+
+    def chat(self, messages, **more):
+        # A call's id is a function of the seed too.
+        options = {"temperature": 0, "repeat_penalty": 1.0, "seed": 7, "num_predict": 60} | more.pop("options", {})
+        return client.chat("smollm2", messages, tools=[get_weather], options=options, **more)
+
+    def whole(self, messages, **more):
+        return self.chat(messages, **more)
+
+    def streamed(self, messages, **more):
+        """Returns the last part, with the text and the calls of all parts."""
+        parts = list(self.chat(messages, stream=True, **more))
+        self.assertEqual([part.done for part in parts], [False] * (len(parts) - 1) + [True])
+        calls = [call for part in parts for call in part.message.tool_calls or []]
+        parts[-1].message.content = "".join(part.message.content for part in parts)
+        parts[-1].message.tool_calls = calls or None
+        return parts[-1]
+
+    def loop(self, send):
+        """Two turns, each with a call and its result, and then an answer."""
+        messages, calls = [{"role": "user", "content": "How is the weather in Paris and in Rome?"}], []
+        for turn in range(2):
+            reply = send(messages, format=form_of_a_call())
+            self.assertEqual(reply.message.content, "")
+            (call,) = reply.message.tool_calls
+            self.assertIsInstance(call.function.arguments, dict)
+            self.assertEqual((call.function.name, list(call.function.arguments)), ("get_weather", ["city"]))
+            calls.append((call, reply.eval_count, reply.done_reason))
+            # The client sends back its own object, whose calls have no ids.
+            result = {"role": "tool", "tool_name": call.function.name, "content": f"{20 + turn} degrees"}
+            messages += [reply.message, result]
+        last = send([*messages, {"role": "user", "content": "Answer in words."}], options={"num_predict": 24})
+        self.assertIn(last.done_reason, ["stop", "length"])
+        return calls, last.message, last.eval_count, last.prompt_eval_count
+
+    def test_three_turns_streamed_and_whole(self):
+        self.assertEqual(self.loop(self.whole), self.loop(self.streamed))
+
+    def test_a_free_call_after_an_example(self):
+        messages = [*called("Paris"), {"role": "user", "content": "How is the weather in Rome?"}]
+        whole, streamed = self.whole(messages), self.streamed(messages)
+        (call,) = whole.message.tool_calls
+        self.assertEqual((call.function.name, call.function.arguments), ("get_weather", {"city": "Rome"}))
+        self.assertEqual((streamed.message, streamed.done_reason), (whole.message, whole.done_reason))
+
+    def test_two_calls_in_one_answer(self):
+        messages = [*called("Paris", "Rome"), {"role": "user", "content": "How is the weather in Paris and Rome?"}]
+        whole, streamed = self.whole(messages), self.streamed(messages)
+        arguments = [call.function.arguments for call in whole.message.tool_calls]
+        self.assertEqual(arguments, [{"city": "Paris"}, {"city": "Rome"}])
+        self.assertEqual((streamed.message, streamed.eval_count), (whole.message, whole.eval_count))
+        self.assertEqual(self.calls_on_the_wire(messages, False), self.calls_on_the_wire(messages, True))
+
+    def calls_on_the_wire(self, messages, is_stream):
+        """Returns calls with their ids, which the client drops, after checks."""
+        options = {"temperature": 0, "repeat_penalty": 1.0, "seed": 7, "num_predict": 60}
+        tool = ollama._utils.convert_function_to_tool(get_weather).model_dump(exclude_none=True)
+        body = {"model": "smollm2", "messages": messages, "tools": [tool], "options": options, "stream": is_stream}
+        lines = client._client.post("/api/chat", json=body).text.splitlines()
+        calls = [call for line in lines for call in json.loads(line)["message"].get("tool_calls", [])]
+        self.assertEqual((len(calls), len({call["id"] for call in calls})), (2, 2))
+        return calls
+
+
+def get_weather(city: str) -> str:
+    """The weather in a city.
+
+    Args:
+        city: Its name.
+    """
+    return "21 degrees"
+
+
+def form_of_a_call():
+    """Returns a schema that only a call of the tool meets."""
+    form = lambda **members: {"type": "object", "properties": members, "required": list(members),
+                              "additionalProperties": False}
+    return form(name={"const": "get_weather"}, arguments=form(city={"enum": ["Paris", "Rome"]}))
+
+
+def called(*cities):
+    """Returns a turn with a call for each city, and their results."""
+    calls = [{"function": {"name": "get_weather", "arguments": {"city": city}}} for city in cities]
+    results = [{"role": "tool", "tool_name": "get_weather", "content": "21 degrees"} for _ in cities]
+    question = {"role": "user", "content": f"How is the weather in {' and '.join(cities)}?"}
+    return [question, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+
+
 class Generate(unittest.TestCase):
     def test_context_continues(self):
         first = client.generate("smollm2", "Name a colour.", options=GREEDY)
