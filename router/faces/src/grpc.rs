@@ -10,7 +10,9 @@ use router::board::pick::hashed;
 use router::front::embed::{Readout, ReadoutKind};
 use router::front::frontend::{Frontend, unix_seconds};
 use router::front::generation::{Generation, GenerationEvent, SideOutput};
-use router::front::parsed_request::{ParsedRequest, Purpose, ReplicaPreference, cache_hint, deadline_after};
+use router::front::parsed_request::{
+    ParsedRequest, Purpose, ReplicaPreference, cache_hint, cache_salt, deadline_after,
+};
 use router::front::progress::PromptProgress;
 use router::front::reader_watch::WatchedStream;
 use router::front::recorder::{Caller, Face, Recorder};
@@ -23,7 +25,7 @@ use std::task::{Context, Poll, ready};
 use tokio_stream::Stream;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
-use types::TenantId;
+use types::{CacheSalt, TenantId};
 
 pub fn service(front: Arc<Frontend>) -> InferenceServer<impl Inference> {
     let body_bytes_max = front.config.limits.body_bytes_max;
@@ -45,10 +47,7 @@ impl Inference for InferenceService {
             .inspect_err(|refusal| recorder.record_refusal(refusal))
             .map_err(status)?;
         let generation = self.front.generate(parsed, recorder).await.map_err(status)?;
-        let started = Some(generation.started.clone());
-        let has_tokens = generation.marks.choices.iter().any(|mark| mark.n_tokens() > 0);
-        let replies = GenerateReplies { started, has_tokens, generation };
-        Ok(Response::new(self.front.reader_watch.watched(replies)))
+        Ok(Response::new(self.front.reader_watch.watched(GenerateReplies::new(generation))))
     }
 
     async fn embed(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::EmbedReply>, Status> {
@@ -156,15 +155,25 @@ impl InferenceService {
         if request.choice == u32::MAX {
             return Err(Refusal::invalid("choice", "is out of range"));
         }
+        let n_choices = request.n.max(1);
+        if n_choices > 1 && request.choice > 0 {
+            return Err(Refusal::invalid("choice", "must be zero with `n`, which returns choices 0 to n - 1"));
+        }
+        if n_choices > 1 && request.resume.is_some() {
+            return Err(Refusal::invalid("resume", "is not supported with `n`: resume one choice in each stream"));
+        }
+        let has_salt = !request.cache_salt.is_empty();
         Ok(ParsedRequest {
             model: request.model,
             prompts: vec![input],
+            n_choices,
             first_choice: request.choice,
             purpose: Purpose::Generate(Box::new(request.sampling.unwrap_or_default())),
             priority: request.priority,
             deadline: [call, deadline_after(request.deadline_ms)].into_iter().flatten().min(),
             tenant,
             placement,
+            cache_salt: if has_salt { cache_salt(&request.cache_salt)? } else { CacheSalt::default() },
             cache_hint,
             resume: request.resume.map(resume).transpose()?,
             certificate: request.certificate,
@@ -196,8 +205,8 @@ impl InferenceService {
 /// A generation as replies. Dropping it, for example when a client leaves, cancels the request.
 pub struct GenerateReplies {
     started: Option<v1::Started>,
-    /// Whether the client already has tokens of the answer.
-    has_tokens: bool,
+    /// Whether the prompt's logprobs are still to be sent. A client that already has tokens has them too.
+    needs_prompt_logprobs: bool,
     generation: Generation,
 }
 
@@ -210,8 +219,8 @@ impl Stream for GenerateReplies {
         }
         loop {
             match ready!(Pin::new(&mut self.generation).poll_next(context)) {
-                Some(Ok((_, event))) => {
-                    if let Some(event) = self.reply_event(event) {
+                Some(Ok((choice, event))) => {
+                    if let Some(event) = self.reply_event(choice, event) {
                         return ready_reply(event);
                     }
                 }
@@ -227,18 +236,31 @@ fn ready_reply(event: generate_reply::Event) -> Poll<Option<Result<v1::GenerateR
 }
 
 impl GenerateReplies {
+    fn new(generation: Generation) -> GenerateReplies {
+        let mut started = generation.started.clone();
+        if generation.marks.choices.len() > 1 {
+            started.resume = None;
+        }
+        let needs_prompt_logprobs = generation.marks.choices.iter().all(|mark| mark.n_tokens() == 0);
+        GenerateReplies { started: Some(started), needs_prompt_logprobs, generation }
+    }
+
     /// Returns the event as a reply. None if the client has it already.
-    fn reply_event(&self, event: GenerationEvent) -> Option<generate_reply::Event> {
+    fn reply_event(&mut self, choice: u32, event: GenerationEvent) -> Option<generate_reply::Event> {
         match event {
-            GenerationEvent::Aside(SideOutput::Prompt(logprobs)) if !self.has_tokens => {
-                Some(generate_reply::Event::PromptLogprobs(logprobs))
+            // All choices have the same prompt.
+            GenerationEvent::Aside(SideOutput::Prompt(logprobs)) => {
+                let needs_it = std::mem::take(&mut self.needs_prompt_logprobs);
+                needs_it.then_some(generate_reply::Event::PromptLogprobs(logprobs))
             }
-            GenerationEvent::Aside(SideOutput::Progress(progress)) => {
+            GenerationEvent::Aside(SideOutput::Progress(progress)) if choice == 0 => {
                 let PromptProgress { total, cached, processed } = progress;
                 Some(generate_reply::Event::PromptProgress(v1::PromptProgress { total, cached, processed }))
             }
-            GenerationEvent::Delta(delta) => Some(generate_reply::Event::Delta(delta)),
-            GenerationEvent::Finished(finished) => Some(generate_reply::Event::Finished(finished)),
+            GenerationEvent::Delta(delta) => Some(generate_reply::Event::Delta(v1::Delta { choice, ..delta })),
+            GenerationEvent::Finished(finished) => {
+                Some(generate_reply::Event::Finished(v1::Finished { choice, ..finished }))
+            }
             // A generation has no embeddings.
             GenerationEvent::Aside(_) => None,
         }

@@ -463,6 +463,7 @@ impl Choice {
             certificate,
             tool_calls,
             stop_token: None,
+            choice: 0,
         })
     }
 }

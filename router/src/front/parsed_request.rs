@@ -180,6 +180,17 @@ pub fn cache_hint(text: &str) -> Result<CacheHint, Refusal> {
     }
 }
 
+/// The most bytes of a cache salt.
+const CACHE_SALT_BYTES_MAX: usize = 1024;
+
+/// Reads a salt for the prefix cache: only requests with the same one share cached blocks.
+pub fn cache_salt(text: &str) -> Result<CacheSalt, Refusal> {
+    match text.len() {
+        1..=CACHE_SALT_BYTES_MAX => Ok(CacheSalt::of(text)),
+        _ => Err(Refusal::invalid("cache_salt", format!("must have 1 to {CACHE_SALT_BYTES_MAX} bytes"))),
+    }
+}
+
 /// Returns a deadline this many milliseconds from now; zero means none.
 pub fn deadline_after(millis: u32) -> Option<Instant> {
     (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()))

@@ -6,6 +6,7 @@ use crate::front::threads::LimitedThreads;
 use crate::refusal::Refusal;
 use crate::replicas::models::text::{EncodeSettings, EncodedInput, ModelText, TokenSpans};
 use proto::v1;
+use proto::v1::content_part::Part;
 use proto::v1::generate_request::Input;
 use std::sync::Arc;
 use types::Tokens;
@@ -123,5 +124,10 @@ fn chat_length(chat: &v1::Chat) -> usize {
 
 fn message_length(message: &v1::ChatMessage) -> usize {
     let calls = message.tool_calls.iter().map(|call| MESSAGE_BYTES + call.name.len() + call.arguments.len());
-    MESSAGE_BYTES + message.role.len() + message.content.len() + message.reasoning.len() + calls.sum::<usize>()
+    let parts = message.parts.iter().map(|part| match &part.part {
+        Some(Part::Text(text)) => MESSAGE_BYTES + text.len(),
+        _ => MESSAGE_BYTES,
+    });
+    let texts = message.role.len() + message.content.len() + message.reasoning.len();
+    MESSAGE_BYTES + texts + parts.sum::<usize>() + calls.sum::<usize>()
 }

@@ -107,6 +107,7 @@ fn message(i: usize, value: Value) -> Result<v1::ChatMessage, Refusal> {
         tool_call_id: string(i, &mut message, "tool_call_id")?,
         name: string(i, &mut message, "name")?,
         reasoning: if is_assistant { reasoning } else { String::new() },
+        ..v1::ChatMessage::default()
     })
 }
 

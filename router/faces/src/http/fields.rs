@@ -9,7 +9,7 @@ use http::StatusCode;
 use proto::v1;
 use router::board::pick::hashed;
 use router::front::parameters::{NUMBERS, Number, NumberParameter};
-use router::front::parsed_request::{ReplicaPreference, cache_hint, deadline_after};
+use router::front::parsed_request::{ReplicaPreference, cache_hint, cache_salt, deadline_after};
 use router::front::sampling_defaults;
 use router::refusal::Refusal;
 use router::replicas::models::truncation::{CutSide, Truncation};
@@ -20,7 +20,6 @@ use types::{CacheHint, CacheSalt};
 /// Fields that name a session. The first one present counts.
 const SESSION_FIELDS: [&str; 3] = ["session_id", "prompt_cache_key", "user"];
 
-const CACHE_SALT_BYTES_MAX: usize = 1024;
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 pub struct Fields(Map<String, Value>);
@@ -309,11 +308,7 @@ impl Fields {
 
     /// Reads `cache_salt`: only requests with the same salt share cached blocks.
     pub fn cache_salt(&mut self) -> Result<CacheSalt, Refusal> {
-        match self.string("cache_salt")? {
-            None => Ok(CacheSalt::default()),
-            Some(text) if (1..=CACHE_SALT_BYTES_MAX).contains(&text.len()) => Ok(CacheSalt::of(&text)),
-            Some(_) => Err(Refusal::invalid("cache_salt", format!("must have 1 to {CACHE_SALT_BYTES_MAX} bytes"))),
-        }
+        self.string("cache_salt")?.map_or(Ok(CacheSalt::default()), |text| cache_salt(&text))
     }
 
     /// Reads `cache_hint`, or else whether OpenAI's or Anthropic's field asks for a long retention.

@@ -8,6 +8,7 @@ mod audits;
 mod background;
 mod calls;
 mod certificates;
+mod choices;
 mod client;
 mod conversations;
 #[path = "../../../../tests/common/documents.rs"]

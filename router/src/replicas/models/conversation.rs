@@ -5,6 +5,7 @@ use crate::replicas::models::talk::PARAMETERS;
 use checkpoint::{Conversation, TEMPLATE_NAMES};
 use dialect::{Tool, ToolChoice, Tools};
 use proto::v1;
+use proto::v1::content_part::Part;
 use proto::v1::tool_choice::Mode;
 use serde_json::{Map, Value, json};
 
@@ -12,6 +13,8 @@ use serde_json::{Map, Value, json};
 pub(super) const TOOLS_MAX: usize = 512;
 /// The most bytes of a tool's name.
 const NAME_BYTES_MAX: usize = 256;
+
+const ONLY_TEXT: &str = "is not supported yet; only `text` is";
 
 /// The roles of messages. A template that meets another role writes it, or nothing, or fails.
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
@@ -124,12 +127,13 @@ fn choice(requested: v1::ToolChoice, tools: &Tools) -> Result<ToolChoice, Refusa
 /// Returns a message in transformers' form: arguments are objects, and absent values have no member. The content always
 /// has one, because templates read it without a check.
 fn message(i: usize, chat_message: v1::ChatMessage) -> Result<Value, Refusal> {
-    let v1::ChatMessage { role, content, tool_calls, tool_call_id, name, reasoning } = chat_message;
+    let v1::ChatMessage { role, content, tool_calls, tool_call_id, name, reasoning, parts } = chat_message;
     if !ROLES.contains(&role.as_str()) {
         return Err(Refusal::invalid("chat", format!("messages[{i}].role must be one of {}", ROLES.join(", "))));
     }
     let calls = tool_calls.into_iter().enumerate().map(|(j, tool_call)| call(i, j, tool_call));
     let calls: Vec<Value> = calls.collect::<Result<_, _>>()?;
+    let content = joined(i, content, parts)?;
     let mut message = Map::from_iter([("role".to_owned(), role.into()), ("content".to_owned(), content.into())]);
     let members = [
         ("name", text(name)),
@@ -139,6 +143,24 @@ fn message(i: usize, chat_message: v1::ChatMessage) -> Result<Value, Refusal> {
     ];
     message.extend(members.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
     Ok(Value::Object(message))
+}
+
+/// Joins parts of text as lines of one text, as the HTTP APIs do.
+fn joined(i: usize, content: String, parts: Vec<v1::ContentPart>) -> Result<String, Refusal> {
+    if parts.is_empty() {
+        return Ok(content);
+    }
+    if !content.is_empty() {
+        return Err(refusal_at(format!("messages[{i}].parts"), "needs an empty `content`"));
+    }
+    let text = |(j, part): (usize, v1::ContentPart)| match part.part {
+        Some(Part::Text(text)) => Ok(text),
+        None => Err(refusal_at(format!("messages[{i}].parts[{j}]"), "must have `text`")),
+        Some(Part::Image(_)) => Err(refusal_at(format!("messages[{i}].parts[{j}].image"), ONLY_TEXT)),
+        Some(Part::Audio(_)) => Err(refusal_at(format!("messages[{i}].parts[{j}].audio"), ONLY_TEXT)),
+    };
+    let lines: Vec<String> = parts.into_iter().enumerate().map(text).collect::<Result<_, _>>()?;
+    Ok(lines.join("\n"))
 }
 
 fn text(text: String) -> Option<Value> {
@@ -241,6 +263,25 @@ mod tests {
         });
         assert_eq!(message(0, chat_message).unwrap(), expected);
         assert_eq!(message(0, user()).unwrap(), json!({ "role": "user", "content": "Hi" }));
+    }
+
+    #[test]
+    fn parts_of_text_are_lines_of_one_text() {
+        let part = |part: Part| v1::ContentPart { part: Some(part) };
+        let of = |parts: Vec<v1::ContentPart>| v1::ChatMessage { content: String::new(), parts, ..user() };
+        let texts = vec![part(Part::Text("a".into())), part(Part::Text(String::new())), part(Part::Text("b".into()))];
+        assert_eq!(message(0, of(texts.clone())).unwrap(), json!({ "role": "user", "content": "a\n\nb" }));
+        let image = || part(Part::Image(v1::content_part::Media::default()));
+        let audio = || part(Part::Audio(v1::content_part::Media::default()));
+        let both = v1::ChatMessage { parts: texts.clone(), ..user() };
+        for (refused, expect) in [
+            (of(vec![texts[0].clone(), image()]), "messages[2].parts[1].image: is not supported yet; only `text` is"),
+            (of(vec![audio()]), "messages[2].parts[0].audio: is not supported yet; only `text` is"),
+            (of(vec![v1::ContentPart::default()]), "messages[2].parts[0]: must have `text`"),
+            (both, "messages[2].parts: needs an empty `content`"),
+        ] {
+            assert_eq!(message(2, refused).unwrap_err().to_string(), expect);
+        }
     }
 
     #[test]
