@@ -102,6 +102,28 @@ class Generate(unittest.TestCase):
         self.assertTrue(all(len(one.top) == 2 and one.top[0].token_id == one.token_id for one in logprobs))
 
 
+class Choices(unittest.TestCase):
+    SAMPLING = {"temperature": 1, "max_tokens": 12, "seed": 7}
+
+    def test_several_in_one_stream_are_those_of_single_requests(self):
+        ids, finished = {0: [], 1: [], 2: []}, []
+        for event in inference("Generate", chat=CHAT, sampling=self.SAMPLING, n=3):
+            if event.WhichOneof("event") == "delta":
+                self.assertEqual(event.delta.position, len(ids[event.delta.choice]))
+                ids[event.delta.choice] += event.delta.token_ids
+            elif event.WhichOneof("event") == "finished":
+                finished.append(event.finished.choice)
+        self.assertEqual(sorted(finished), [0, 1, 2])
+        self.assertNotEqual(ids[0], ids[1])
+        self.assertEqual(ids, {i: Answer(self, chat=CHAT, sampling=self.SAMPLING, choice=i).ids for i in ids})
+
+    def test_parts_are_lines_of_one_text(self):
+        parts = [{"text": "Name three"}, {"text": "colours."}]
+        joined = {"messages": [{"role": "user", "content": "Name three\ncolours."}]}
+        ids = inference("Tokenize", chat={"messages": [{"role": "user", "parts": parts}]}).token_ids
+        self.assertEqual(ids, inference("Tokenize", chat=joined).token_ids)
+
+
 class Others(unittest.TestCase):
     def test_health(self):
         # SERVING = 1 in grpc.health.v1.
