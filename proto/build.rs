@@ -5,6 +5,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "lockstep/v1/inference.proto",
         "lockstep/cluster/v1/coordinator.proto",
         "lockstep/cluster/v1/step.proto",
+        "faces/vllm.proto",
         "faces/vllm_engine.proto",
         "faces/kserve.proto",
     ];

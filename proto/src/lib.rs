@@ -19,6 +19,12 @@ pub mod vllm {
     tonic::include_proto!("vllm.grpc.engine");
 }
 
+/// The protocol of vLLM's own gRPC server.
+pub mod vllm_server {
+    #![allow(clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
+    tonic::include_proto!("vllm");
+}
+
 /// The Open Inference Protocol.
 pub mod kserve {
     #![allow(clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]

@@ -124,6 +124,30 @@ class Choices(unittest.TestCase):
         self.assertEqual(ids, inference("Tokenize", chat=joined).token_ids)
 
 
+class VllmServer(unittest.TestCase):
+    """The services of vLLM's own gRPC server give the tokens of `lockstep.v1`."""
+
+    STOPPING = {"max_new_tokens": 12}
+    RESPONSE = {"output_token_ids": True}
+
+    def test_answer_and_stream(self):
+        ours = Answer(self, text="The capital of France is", sampling=GREEDY)
+        fields = {"text": "The capital of France is", "stopping": self.STOPPING, "response": self.RESPONSE}
+        whole = call("vllm.Inference", "Generate", **fields)
+        self.assertEqual((list(whole.outputs.token_ids), whole.outputs.text), (ours.ids, ours.text))
+        self.assertEqual(whole.prompt_info.num_prompt_tokens, ours.started.prompt_tokens)
+        self.assertEqual(whole.outputs.finish_info.num_output_tokens, 12)
+        parts = list(call("vllm.Inference", "GenerateStream", **fields))
+        self.assertTrue(parts[0].HasField("prompt_info") and parts[-1].outputs.HasField("finish_info"))
+        self.assertEqual([token for part in parts for token in part.outputs.token_ids], ours.ids)
+
+    def test_control(self):
+        info = call("vllm.Control", "GetServerInfo")
+        self.assertEqual((info.max_model_len, info.parallelism.tensor_parallel_size), (8192, 1))
+        self.assertTrue(call("vllm.Control", "GetModelInfo").supports_text_input)
+        self.assertFalse(call("vllm.Control", "IsPaused").paused)
+
+
 class Others(unittest.TestCase):
     def test_health(self):
         # SERVING = 1 in grpc.health.v1.

@@ -28,19 +28,22 @@ pub async fn serve(
     let is_ready = reporter.subscribe();
     let inference = grpc::service(front.clone());
     let reflection = || {
-        tonic_reflection::server::Builder::configure()
+        let builder = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .with_service_name(SERVICE)
-            .with_service_name(SERVICES[0])
-            .with_service_name(SERVICES[1])
-            .with_service_name("grpc.health.v1.Health")
+            .with_service_name("grpc.health.v1.Health");
+        SERVICES.iter().fold(builder, |builder, name| builder.with_service_name(*name))
     };
+    // An id that one of vLLM's two services gave is aborted by the other.
+    let running = vllm::RunningRequests::default();
     let incoming = limit_connections(&front, incoming);
     let served = wire::server()
         .layer(GrpcGate(front.clone()))
         .add_service(inference)
         .add_service(vllm::service(front.clone()))
+        .add_service(vllm::inference::service(front.clone(), running.clone()))
+        .add_service(vllm::control::service(front.clone(), running))
         .add_service(kserve::service(front.clone()))
         .add_service(HealthServer::new(ServingHealth { is_ready }))
         .add_service(newer::service(reflection().build_v1().map_err(Error::Reflection)?))

@@ -15,7 +15,8 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 pub const LIVE: &str = "live";
 pub const SERVICE: &str = "lockstep.v1.Inference";
 /// The names of other projects' services, for the health service.
-pub const SERVICES: [&str; 2] = ["vllm.grpc.engine.VllmEngine", "inference.GRPCInferenceService"];
+pub const SERVICES: [&str; 4] =
+    ["vllm.grpc.engine.VllmEngine", "inference.GRPCInferenceService", "vllm.Inference", "vllm.Control"];
 /// The value in gRPC's health protocol.
 const SERVICE_UNKNOWN: i32 = 3;
 

@@ -24,7 +24,7 @@ use types::TenantId;
 pub enum Face {
     Http,
     Grpc,
-    /// `vllm.grpc.engine`.
+    /// `vllm.grpc.engine` and `vllm.Inference`.
     Vllm,
     /// The Open Inference Protocol.
     Kserve,

@@ -2,6 +2,7 @@
 //! searched in the text. Has no knowledge of replicas.
 
 use crate::doors::call::{call_deadline, status, tenant};
+use crate::vllm::running::{AbortableEvent, AbortableGeneration, RunningGuard, check_id};
 use crate::vllm::words::{TokenCounts, input_logprobs, output_logprobs, sampling};
 use bytes::Bytes;
 use proto::v1;
@@ -20,23 +21,26 @@ use router::front::recorder::{Caller, Face, Recorder};
 use router::front::structure;
 use router::refusal::Refusal;
 use router::replicas::models::table::{ResolvedModel, VersionSelector};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::OnceCell;
 use tokio_stream::Stream;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Request, Response, Status};
-use types::{TenantId, Token};
+use types::Token;
 
+pub mod control;
+pub mod inference;
+mod requests;
+mod running;
 mod words;
 
-/// The most bytes of a gateway's id for a request. Usual ones have forty.
-const REQUEST_ID_BYTES_MAX: usize = 256;
 /// The bytes of the tokenizer's archive in each message.
 const CHUNK_BYTES: usize = 64 << 10;
+
+pub use running::RunningRequests;
 
 pub fn service(front: Arc<Frontend>) -> VllmEngineServer<impl VllmEngine> {
     let body_bytes_max = front.config.limits.body_bytes_max;
@@ -236,13 +240,6 @@ impl EngineService {
     }
 }
 
-fn check_id(id: &str) -> Result<(), Refusal> {
-    match id.len() {
-        0..=REQUEST_ID_BYTES_MAX => Ok(()),
-        n => Err(Refusal::invalid("request_id", format!("must have at most {REQUEST_ID_BYTES_MAX} bytes, not {n}"))),
-    }
-}
-
 /// Returns a refusal as a status, with the field's name in this protocol.
 fn to_status(refusal: Refusal) -> Status {
     status(refusal.renamed(&[
@@ -250,63 +247,6 @@ fn to_status(refusal: Refusal) -> Status {
         ("stop_token_ids", "sampling_params.stop_token_ids"),
         ("max_tokens", "sampling_params.max_tokens"),
     ]))
-}
-
-/// Requests that a client can abort by id. A request is removed when its stream is dropped, so there are never more of
-/// them than streams.
-#[derive(Clone, Default)]
-struct RunningRequests(Arc<Mutex<HashMap<Name, NamedStreams>>>);
-
-type Name = (TenantId, String);
-
-/// The streams of one id, which end together.
-struct NamedStreams {
-    abort: CancellationToken,
-    n_streams: usize,
-}
-
-impl RunningRequests {
-    /// Adds a request. None if it has no id.
-    fn add(&self, tenant: TenantId, id: &str) -> Option<RunningGuard> {
-        if id.is_empty() {
-            return None;
-        }
-        let name = (tenant, id.to_owned());
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fresh = || NamedStreams { abort: CancellationToken::new(), n_streams: 0 };
-        let held = all.entry(name.clone()).or_insert_with(fresh);
-        held.n_streams += 1;
-        Some(RunningGuard { running: self.clone(), name, abort: held.abort.clone() })
-    }
-
-    fn abort(&self, tenant: TenantId, id: String) {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(held) = all.get(&(tenant, id)) {
-            held.abort.cancel();
-        }
-    }
-
-    fn remove_stream(&self, name: &Name) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(held) = all.get_mut(name) {
-            held.n_streams -= 1;
-            if held.n_streams == 0 {
-                all.remove(name);
-            }
-        }
-    }
-}
-
-struct RunningGuard {
-    running: RunningRequests,
-    name: Name,
-    abort: CancellationToken,
-}
-
-impl Drop for RunningGuard {
-    fn drop(&mut self) {
-        self.running.remove_stream(&self.name);
-    }
 }
 
 /// The format of a request's replies.
@@ -320,13 +260,10 @@ struct EngineReplyFormat {
 
 /// A generation as `chunk` and `complete` replies. Dropping it cancels the request, as an abort does.
 pub struct EngineReplies {
-    /// None after an abort.
-    generation: Option<Generation>,
-    aborted: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    events: AbortableGeneration,
     style: EngineReplyFormat,
     choices: Vec<ChoiceState>,
     ready: VecDeque<wire::GenerateResponse>,
-    _guard: Option<RunningGuard>,
 }
 
 /// The state of one choice.
@@ -342,18 +279,18 @@ struct ChoiceState {
 
 impl EngineReplies {
     fn new(generation: Generation, style: EngineReplyFormat, guard: Option<RunningGuard>) -> EngineReplies {
-        let aborted = guard.as_ref().map(|guard| Box::pin(guard.abort.clone().cancelled_owned()));
         let choices = (0..style.n_choices).map(|_| ChoiceState::default()).collect();
-        EngineReplies { generation: Some(generation), aborted, style, choices, ready: VecDeque::new(), _guard: guard }
+        let events = AbortableGeneration::new(generation, guard);
+        EngineReplies { events, style, choices, ready: VecDeque::new() }
     }
 
     fn add_event(&mut self, index: u32, event: GenerationEvent) {
-        let n_prompt = self.n_prompt();
+        let n_prompt = self.events.n_prompt();
         let Some(choice) = self.choices.get_mut(index as usize) else { return };
         match event {
             GenerationEvent::Aside(SideOutput::Prompt(prompt)) => {
-                let ids = self.generation.as_ref().and_then(|generation| generation.prompts.first());
-                choice.prompt = ids.map(|prompt_ids| input_logprobs(&prompt_ids.ids, &prompt.logprobs));
+                let ids = self.events.prompt_ids();
+                choice.prompt = ids.map(|prompt_ids| input_logprobs(prompt_ids, &prompt.logprobs));
             }
             GenerationEvent::Delta(delta) if !delta.token_ids.is_empty() => {
                 choice.n_tokens += delta.token_ids.len() as u32;
@@ -374,10 +311,6 @@ impl EngineReplies {
         }
     }
 
-    fn n_prompt(&self) -> u32 {
-        self.generation.as_ref().map_or(0, |generation| generation.started.prompt_tokens)
-    }
-
     fn finish(&mut self, index: u32, finished: &v1::Finished) {
         let usage = finished.usage.unwrap_or_default();
         let counts = TokenCounts { prompt: usage.prompt_tokens, cached: usage.cached_tokens };
@@ -395,8 +328,7 @@ impl EngineReplies {
 
     /// Ends the unfinished choices, and reports this to the reader, which may be another client than the aborting one.
     fn abort(&mut self) {
-        let counts = TokenCounts { prompt: self.n_prompt(), cached: 0 };
-        self.generation = None;
+        let counts = TokenCounts { prompt: self.events.n_prompt(), cached: 0 };
         for (index, choice) in self.choices.iter_mut().enumerate().filter(|(_, choice)| !choice.has_ended) {
             let complete = choice.complete(index as u32, counts, "abort", None, &self.style);
             self.ready.push_back(wire::GenerateResponse { response: Some(EngineResponse::Complete(complete)) });
@@ -449,14 +381,9 @@ impl Stream for EngineReplies {
             if let Some(reply) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(reply)));
             }
-            let is_aborted = self.aborted.as_mut().is_some_and(|aborted| aborted.as_mut().poll(context).is_ready());
-            let Some(generation) = &mut self.generation else { return Poll::Ready(None) };
-            if is_aborted {
-                self.abort();
-                continue;
-            }
-            match ready!(Pin::new(generation).poll_next(context)) {
-                Some(Ok((index, event))) => self.add_event(index, event),
+            match ready!(self.events.poll_event(context)) {
+                Some(Ok(AbortableEvent::Output(index, event))) => self.add_event(index, event),
+                Some(Ok(AbortableEvent::Aborted)) => self.abort(),
                 Some(Err(refusal)) => return Poll::Ready(Some(Err(to_status(refusal)))),
                 None => return Poll::Ready(None),
             }

@@ -47,6 +47,7 @@ mod small_fields;
 mod stranded;
 mod unread;
 mod vllm_pages;
+mod vllm_server;
 mod vllm_words;
 
 use crate::fake::Fake;
