@@ -13,6 +13,7 @@ mod loopback_hub;
 mod ports;
 
 mod advisories;
+mod choices;
 mod conversations;
 mod cuda;
 mod drafts;

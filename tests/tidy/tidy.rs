@@ -62,8 +62,13 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tools",
         ],
     ),
+    // Programs outside this workspace use it, so it has only what is published with it.
+    ("lockstep-client", &[]),
     ("tidy", &[]),
 ];
+
+/// The crate for programs outside this workspace.
+const CLIENT: &str = "lockstep-client";
 
 /// The folders of a crate, and which others each may use.
 type Rooms = [(&'static str, &'static [&'static str])];
@@ -197,7 +202,7 @@ fn files_use_each_other_in_no_large_circle() {
 #[test]
 fn every_dependency_is_named() {
     // The code that `build.rs` generates names it, and no source does.
-    const GENERATED: &[(&str, &str)] = &[("proto", "tonic-prost")];
+    const GENERATED: &[(&str, &str)] = &[("proto", "tonic-prost"), (CLIENT, "tonic-prost"), (CLIENT, "prost")];
     let mut broken = Vec::new();
     for package in members() {
         let folder = package.manifest_path.parent().and_then(|folder| folder.strip_prefix(root()).ok()).unwrap();
@@ -228,10 +233,11 @@ fn every_crate_obeys_the_workspace_lints() {
     let lacks = |package: &&&Package| {
         let manifest: toml::Table = std::fs::read_to_string(&package.manifest_path).unwrap().parse().unwrap();
         let lints = manifest.get("lints").and_then(|lints| lints.get("workspace"));
-        lints.and_then(toml::Value::as_bool) != Some(true) || package.publish.as_ref().is_none_or(|to| !to.is_empty())
+        let is_public = package.publish.as_ref().is_none_or(|to| !to.is_empty());
+        lints.and_then(toml::Value::as_bool) != Some(true) || is_public != (package.name.as_str() == CLIENT)
     };
     let broken = members().iter().filter(lacks).map(|package| package.manifest_path.to_string()).collect();
-    hold("Every crate has `lints.workspace = true` and `publish = false`.", broken);
+    hold("Every crate has `lints.workspace = true`, and only the client's may be published.", broken);
 }
 
 #[test]
@@ -375,11 +381,11 @@ fn only_the_router_has_text_and_outside_http() {
 fn only_proto_encodes() {
     let uses = |package: &&&Package| {
         let shipped = package.dependencies.iter().filter(|dependency| dependency.kind == DependencyKind::Normal);
-        !["proto", "telemetry"].contains(&package.name.as_str())
+        !["proto", "telemetry", CLIENT].contains(&package.name.as_str())
             && shipped.into_iter().any(|dependency| dependency.name == "prost")
     };
     let broken = members().iter().filter(uses).map(|package| package.manifest_path.to_string()).collect();
-    let why = "Only proto encodes frames, and only telemetry encodes messages to a collector.";
+    let why = "Only proto encodes frames, and only telemetry encodes messages to a collector; clients have their own.";
     hold(why, broken);
 }
 

@@ -4,6 +4,8 @@
 use super::{DOORS, MODEL};
 use crate::common::node::{BINARY, Folder, Node, PATIENCE};
 use crate::common::pem::pem;
+use lockstep_client::v1::ListModelsRequest;
+use lockstep_client::{ConnectOptions, LockstepClient};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -136,6 +138,29 @@ fn clients_are_served_by_tls_in_both_protocols_and_on_both_ports() {
         let plain = curl(&folder, &["-w", "%{http_code}", &format!("http://{port}/health")]);
         assert_eq!(output_text(&plain), "this port speaks TLS: https://400");
     }
+}
+
+#[test]
+fn the_client_in_rust_trusts_the_authority_that_it_is_given() {
+    let (folder, authority) = (Folder::new("rust-client"), Authority::new());
+    let served = Served::with(&folder, &authority, &[]);
+    until_ready(&folder, &served);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let models = |address: String, ca_pem: Option<String>, server_name: Option<&str>| {
+        let server_name = server_name.map(str::to_owned);
+        let options = ConnectOptions { ca_pem: ca_pem.map(String::into_bytes), server_name, ..Default::default() };
+        let calling = async {
+            let client = LockstepClient::connect([address], &options).unwrap();
+            client.inference().list_models(ListModelsRequest {}).await
+        };
+        runtime.block_on(async { tokio::time::timeout(PATIENCE, calling).await.unwrap() })
+    };
+    let (https, root) = (format!("https://{}", served.grpc), || Some(authority.root()));
+    assert_eq!(models(https.clone(), root(), None).unwrap().into_inner().models.len(), 1);
+    assert!(models(https.clone(), root(), Some("localhost")).is_ok());
+    assert!(models(https.clone(), root(), Some("another.example")).is_err(), "another name");
+    assert!(models(https.clone(), None, None).is_err(), "an authority that the web does not know");
+    assert!(models(https, Some(Authority::new().root()), None).is_err(), "another authority");
 }
 
 /// A slow, broken or missing handshake blocks other clients only briefly, and takes no place from them.

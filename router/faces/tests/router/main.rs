@@ -32,6 +32,7 @@ mod ollama;
 mod openapi;
 mod operators;
 mod overload;
+mod own_client;
 mod pages;
 mod paths;
 mod peers;
