@@ -15,11 +15,42 @@ WITHOUT_VALUE = {
 }
 
 
+# The flags with a meaning here.
+TRANSLATED = {
+    "--host", "--port", "--alias", "--metrics", "--slots", "--no-slots", "--no-ui", "--tags", "--batch-size", "--parallel",
+    "--ctx-size", "--kv-unified", "--api-key", "--chat-template-file", "--reasoning", "--seed", "--cors-origins",
+}
+# The flags that change nothing here, and why. A test with any other flag fails.
+WITHOUT_EFFECT = {
+    "--temp": "`llama_words.py` sends it in each request",
+    "--n-predict": "`llama_words.py` sends it in each request",
+    "--verbose": "`llama_words.py` sends it in each request",
+    "--model": "the served model is in its place",
+    "--model-url": "the served model is in its place",
+    "--hf-repo": "the served model is in its place",
+    "--hf-file": "the served model is in its place",
+    "--offline": "the served model is a local file",
+    "--cont-batching": "it is always on",
+    "--jinja": "it is always on",
+    "--no-jinja": "the served model's template is Jinja; a test that needs another one fails by itself",
+    "--embedding": "a server has all pages that its model can answer",
+    "--ubatch-size": "how a batch is cut for kernels changes no answer",
+    "--threads": "it changes the speed only",
+    "--n-gpu-layers": "the model runs on a CPU",
+    "-fa": "which kernels compute changes no page",
+    "--swa-full": "the served model has no sliding window",
+    "--backend_sampling": "where a token is drawn changes no answer",
+}
+
+
 def read(command_line):
     values, rest = {}, list(command_line)
     while rest:
         name = rest.pop(0)
         values[name] = True if name in WITHOUT_VALUE else rest.pop(0)
+    unknown = values.keys() - TRANSLATED - WITHOUT_EFFECT.keys()
+    if unknown:
+        sys.exit(f"llama-server's {', '.join(sorted(unknown))} is not served")
     return values
 
 

@@ -25,19 +25,42 @@ def pytest_configure():
         return bool(text) if is_words else exact(regex, text)
 
     utils.match_regex = match_words
-    utils.ServerProcess.make_request = with_verbose(utils.ServerProcess.make_request)
+    utils.ServerProcess.make_request = with_fields(utils.ServerProcess.make_request)
+    utils.ServerProcess.make_stream_request = with_stream_fields(utils.ServerProcess.make_stream_request)
     utils.ServerPreset.load_all = staticmethod(lambda: None)
 
 
-def with_verbose(make_request):
+# The fields of an answer's length, by which a request overrides `--n-predict`.
+LENGTHS = {"n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens"}
+# The pages that write an answer, by the end of their paths.
+WRITING = ("/completion", "/completions", "/infill", "/messages", "/responses")
+
+
+def with_flags(self, path, data):
+    """Returns the body of a request with the flags of their server that are fields of a request here."""
+    if not isinstance(data, dict):
+        return data
+    fields = {"verbose": True} if self.debug else {}
+    if path.endswith(WRITING):
+        fields["temperature"] = self.temperature
+        if self.n_predict and self.n_predict > 0 and not LENGTHS & data.keys():
+            fields["max_output_tokens" if path.endswith("/responses") else "max_tokens"] = self.n_predict
+    return {**fields, **data}
+
+
+def with_fields(make_request):
     def request(self, method, path, data=None, *args, **kwargs):
-        # `--verbose` of their server is a field of each request here.
-        if self.debug and isinstance(data, dict):
-            data = {"verbose": True, **data}
-        answer = make_request(self, method, path, data, *args, **kwargs)
+        answer = make_request(self, method, path, with_flags(self, path, data), *args, **kwargs)
         # Header names are case-insensitive, but the tests' own dictionary of them is not.
         answer.headers = CaseInsensitiveDict(answer.headers)
         return answer
+
+    return request
+
+
+def with_stream_fields(make_stream_request):
+    def request(self, method, path, data=None, *args, **kwargs):
+        return make_stream_request(self, method, path, with_flags(self, path, data), *args, **kwargs)
 
     return request
 

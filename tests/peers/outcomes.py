@@ -37,6 +37,12 @@ def pytest_runtest_makereport(item, call):
     write({"test": item.nodeid, "when": report.when, "outcome": report.outcome, "why": why})
 
 
+def pytest_collectreport(report):
+    """Reports a file that cannot be read as a failed test: its tests would be missing without a trace."""
+    if report.failed:
+        write({"test": report.nodeid, "when": "collect", "outcome": "failed", "why": str(report.longrepr)[-300:]})
+
+
 def write(line):
     with open(os.environ["PEER_OUTCOMES"], "a", encoding="utf-8") as out:
         out.write(json.dumps(line) + "\n")

@@ -6,9 +6,11 @@ SOURCES is the folder that `sources.py` has filled. `suites.toml` lists the file
 and the known failures with their reasons. Prints a table by file; --write writes it to `benches/results/peer_tests.md`.
 Fails in each of these cases: a test fails that is not listed; a test passes that is listed as failing; an entry of the
 list matches nothing; a file that calls a server is neither run nor listed; a suite does not run to its end.
+--write replaces the sections of the suites that ran, and keeps the others. Each section names its commit.
 """
 
 import collections
+import datetime
 import fnmatch
 import json
 import os
@@ -22,23 +24,28 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 TABLE = HERE.parents[1] / "benches/results/peer_tests.md"
 POOLING_TABLE = TABLE.with_name("peer_tests_pooling.md")
+TABLES = [TABLE.name, POOLING_TABLE.name]
+# What the section of a suite begins with.
+HEADING = "## "
 TEST_SECONDS = 240
 SUITE_SECONDS = 5400
-OUTCOMES = ["passed", "failed", "skipped", "left out"]
+# A test with the outcome `no server` calls none: it tests a part of the peer's own process.
+OUTCOMES = ["passed", "failed", "skipped", "left out", "no server"]
 # The kinds of tests that are left out: those outside of the set, and those of features that only the peer has.
 LEFT_OUT = {"needs": "other requirements", "not_served": "not served"}
 PASSED = ("passed", "")
 ABOUT = """# vLLM's and llama.cpp's own server tests
 
 `make peer-tests ARGS=--write` runs the tests that call a server over HTTP, against `lockstep serve smollm2`.
-The set: tests that need one small model, no images, and only features that this server has. `tests/peers/suites.toml`
-lists the tests that are left out, and those that fail, with a reason for each. A run with any other result fails.
-The second share of a suite also counts, as failures, the tests of features that only the peer has.
+The set: tests that need one small model and no images. `tests/peers/suites.toml` lists the tests that are left out,
+and those that fail, with a reason for each. A run with any other result fails. The heading's share of a suite counts the
+tests of features that are not served as failures. The share after it leaves them out.
 
 In llama.cpp's tests the counts of prompt tokens and batches are recomputed with the tokenizer of the served model.
 Patterns for the words of llama.cpp's own story model match any words. Flags that are request fields here are sent in
-each request. A context longer than the model's becomes the model's. Header names are case-insensitive. Nothing else
-is changed. Tests of a peer's internals do not count.
+each request. A context longer than the model's becomes the model's. Header names are case-insensitive. A flag of a
+peer's server that has no meaning here fails its test, unless `tests/peers` lists why it changes nothing. Nothing else is
+changed. Tests of a peer's internals do not count.
 """
 
 ABOUT_POOLING = """# vLLM's own tests of models that embed, classify and score
@@ -78,7 +85,7 @@ def outcomes(name, suite, sources, binary, model):
             "PEER_LEFT_OUT": json.dumps([pattern for kind in LEFT_OUT for pattern in suite[kind]]),
             "PEER_TEMPLATES": str(Path(sources, "llama.cpp/models/templates").resolve()),
         }
-        line = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", plugin, "-p", "outcomes"]
+        line = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "outcomes", "-p", plugin]
         line += ["-p", "no:cacheprovider", "--rootdir=.", "-c", os.devnull, f"--timeout={TEST_SECONDS}"]
         line += ["--continue-on-collection-errors"]
         line += [*further, *suite["files"]]
@@ -137,10 +144,11 @@ def table(name, suite, ended):
     sums = sum(files.values(), collections.Counter())
     by_kind = {kind: counted(suite[kind], ended, "left out") for kind in LEFT_OUT}
     n_passed, n_counted = sums["passed"], sums["passed"] + sums["failed"]
-    n_with_pages = n_counted + sum(by_kind["not_served"].values())
-    rows = [f"## {name}: {share(n_passed, n_counted)}", ""]
-    rows += [f"With the tests of features that are not served: {share(n_passed, n_with_pages)}.", ""]
-    rows += [f"| file | {' | '.join(OUTCOMES)} |", "|---|---|---|---|---|"]
+    n_with_not_served = n_counted + sum(by_kind["not_served"].values())
+    rows = [f"{HEADING}{name}: {share(n_passed, n_with_not_served)}", ""]
+    rows += [f"Without the tests of features that are not served: {share(n_passed, n_counted)}.", ""]
+    rows += [f"Commit {commit()}, {datetime.date.today().isoformat()}.", ""]
+    rows += [f"| file | {' | '.join(OUTCOMES)} |", "|---" * (1 + len(OUTCOMES)) + "|"]
     rows += [f"| {file} | {' | '.join(str(of[outcome]) for outcome in OUTCOMES)} |" for file, of in files.items()]
     rows += reasons("fails", suite["fails"], counted(suite["fails"], ended, "failed"))
     for kind, title in LEFT_OUT.items():
@@ -148,6 +156,24 @@ def table(name, suite, ended):
     rows += ["", "| files not run | because |", "|---|---|"]
     rows += [f"| `{pattern}` | {why} |" for pattern, why in suite["other_files"].items()]
     return "\n".join(rows) + "\n"
+
+
+def commit():
+    """Returns the commit of the checkout; `+` marks changes beside it."""
+    def git(*arguments):
+        return subprocess.check_output(["git", "-C", str(HERE), *arguments], text=True).strip()
+
+    # The tables themselves are what a run writes.
+    changed = git("status", "--porcelain", "--", ":/", *(f":(exclude,top)benches/results/{name}" for name in TABLES))
+    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
+def with_sections(path, about, sections):
+    """Returns the text of a table's file with these sections, by suite; a suite that has not run keeps its section."""
+    _, *old = ("\n" + (path.read_text(encoding="utf-8") if path.exists() else "")).split("\n" + HEADING)
+    kept = {section.split(":")[0]: HEADING + section.rstrip("\n") + "\n" for section in old}
+    both = {**kept, **sections}
+    return "\n".join([about, *(both[name] for name in SUITES if name in both)])
 
 
 def counted(patterns, ended, counted_outcome):
@@ -174,10 +200,10 @@ def main(binary, sources, *arguments):
     if not all(all_ended.values()):
         sys.exit("a suite did not run to its end")
     about, path = (ABOUT_POOLING, POOLING_TABLE) if names == ["vLLM pooling"] else (ABOUT, TABLE)
-    text = "\n".join([about, *(table(name, suites[name], ended) for name, ended in all_ended.items())])
-    print(text)
+    sections = {name: table(name, suites[name], ended) for name, ended in all_ended.items()}
+    print("\n".join(sections.values()))
     if "--write" in arguments:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(with_sections(path, about, sections), encoding="utf-8")
     found = [line for name, ended in all_ended.items() for line in surprises(suites[name], ended)]
     for name in names:
         files = unlisted(folder(sources, name), suites[name])

@@ -1,6 +1,6 @@
 """Starts Lockstep where a peer's test starts its own server, with flags of the same meaning.
 
-Independent of tests. Flags without a meaning here are left out: a test that needs one fails with its own message.
+Independent of tests. A peer's flag that has no meaning here stops its test, unless a table says why it changes nothing.
 """
 
 import os

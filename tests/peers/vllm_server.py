@@ -5,6 +5,7 @@ A stand-in is an empty module or class: enough to import a test file. A test tha
 """
 
 import copy
+import importlib
 import importlib.abc
 import importlib.machinery
 import os
@@ -14,6 +15,7 @@ from unittest.mock import MagicMock
 
 import anthropic
 import openai
+import outcomes
 import pytest
 import transformers
 from server import MODEL, STOP_SECONDS, Server
@@ -27,7 +29,7 @@ FLAGS = {
     "--max-model-len": 1, "--max-num-seqs": 1, "--served-model-name": 1, "--chat-template": 1, "--api-key": 1,
     "--tool-call-parser": 1, "--reasoning-parser": 1, "--enable-auto-tool-choice": 0,
     "--trust-request-chat-template": 0, "--max-num-batched-tokens": 1, "--seed": 1, "--default-chat-template-kwargs": 1,
-    "--drain-seconds": 1, "--enable-per-request-metrics": 0,
+    "--drain-seconds": 1, "--enable-per-request-metrics": 0, "--root-path": 1,
 }
 # Flags with another name here.
 RENAMED = {"--shutdown-timeout": "--drain-seconds"}
@@ -36,8 +38,51 @@ FIELDS = {
     "--return-tokens-as-token-ids": {"return_tokens_as_token_ids": True},
     "--enable-force-include-usage": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
 }
+# vLLM's flags that change nothing here: their number of values, and why. A test with any other flag fails.
+WITHOUT_EFFECT = {
+    "--dtype": (1, "the served model has its own types"),
+    "--load-format": (1, "the served model has its own weights"),
+    "--model": (1, "the served model is in its place"),
+    "--trust-remote-code": (0, "a model here has no code"),
+    "--hf-overrides": (1, "`stand_ins.py` writes them into the stand-in's config"),
+    "--runner": (1, "a server has all pages that its model can answer"),
+    "--port": (1, "the server gets a free one"),
+    "--enforce-eager": (0, "how kernels are started changes no answer"),
+    "--attention-backend": (1, "which kernels compute changes no page"),
+    "--gpu-memory-utilization": (1, "the model runs on a CPU"),
+    "--enable-chunked-prefill": (0, "prompts are always cut into chunks"),
+    "--enable-prefix-caching": (0, "it is always on"),
+    "--no-enable-prefix-caching": (0, "an answer has the same bits with a cache and without"),
+    "--api-server-count": (1, "one process answers all connections; no page shows it"),
+    "--enable-prompt-tokens-details": (0, "it is always on"),
+    "--enable-request-id-headers": (0, "it is always on"),
+    "--enable-server-load-tracking": (0, "it is always on"),
+    "--enable-scale-out": (0, "its pages are always served"),
+    "--show-hidden-metrics-for-version": (1, "no metric is hidden"),
+    "--structured-outputs-config.backend": (1, "there is one way to compile grammars"),
+    "--max-logprobs": (1, "the limit stays at 20: a test that needs more fails by itself"),
+    "--enable-lora": (0, "tests that name an adapter are left out, and the others use the model alone"),
+    "--lora-modules": (None, "as --enable-lora"),
+    "--max-lora-rank": (1, "as --enable-lora"),
+    "--max-loras": (1, "as --enable-lora"),
+    "--max-cpu-loras": (1, "as --enable-lora"),
+}
+# Flags that change nothing with this one value.
+WITHOUT_EFFECT_AT = {"--data-parallel-size": "1"}
+# vLLM's variables of the environment: ours in place of it, or None with the reason why it changes nothing.
+VARIABLES = {
+    "VLLM_API_KEY": ("LOCKSTEP_API_KEY", ""),
+    "VLLM_ENABLE_RESPONSES_API_STORE": (None, "responses are always stored"),
+    "VLLM_BATCH_INVARIANT": (None, "answers never depend on their batch"),
+}
+# Tests that need the served model's own template where its name would give them another one: behind the template of
+# Qwen3 its tokenizer has no single token for a label.
+WITH_OWN_TEMPLATE = ["test_decisions_e2e.py", "test_structured_decisions_e2e.py"]
 # The served model's template has no tools and no reasoning. llama.cpp's folder has the template of the tests' model.
-TEMPLATES = {"Qwen/Qwen3": "Qwen-Qwen3-0.6B.jinja"}
+TEMPLATES = {
+    "Qwen/Qwen3": "Qwen-Qwen3-0.6B.jinja",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen": "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja",
+}
 # Requests without a seed get the same answer in every run.
 SEED = "1"
 # vLLM has no limit; this is the largest value here.
@@ -92,8 +137,14 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module):
         if module.__name__ == "vllm.tokenizers":
             module.get_tokenizer = tokenizer_of
+        if module.__name__ == "vllm":
+            module.version = importlib.import_module("vllm.version")
         if module.__name__ == "vllm.version":
             module.__version__ = "0.33.0"
+            module._prev_minor_version = lambda: "0.32"
+        if module.__name__ == "vllm.envs":
+            # A stand-in is true, and would skip the tests that another front end of vLLM does not support.
+            module.VLLM_USE_RUST_FRONTEND = False
         if module.__name__ == "vllm.config":
             module.ModelConfig = ModelConfig
         if module.__name__.endswith(".weight_utils"):
@@ -110,7 +161,7 @@ class RemoteOpenAIServer:
         flags = {"--seed": [SEED], "--served-model-name": [model], "--max-body-bytes": [BODY_MAX], **template(model)}
         flags.update(translated(vllm_serve_args))
         line = [part for name, values in flags.items() for part in [name, *values]]
-        self.server = Server(line, env_dict, model=served(model))
+        self.server = Server(line, variables(env_dict or {}), model=served(model))
         self.host, self.port, self.proc = self.server.host, self.server.port, self.server.process
         self.fields = {name: value for flag in vllm_serve_args for name, value in FIELDS.get(flag, {}).items()}
 
@@ -167,6 +218,8 @@ def served(_model):
 
 
 def template(model):
+    if any(file in os.environ.get("PYTEST_CURRENT_TEST", "") for file in WITH_OWN_TEMPLATE):
+        return {}
     files = [file for name, file in TEMPLATES.items() if model.startswith(name)]
     return {"--chat-template": [os.path.join(os.environ["PEER_TEMPLATES"], files[0])]} if files else {}
 
@@ -181,22 +234,42 @@ def tokenizer_of(model=None, *_, tokenizer_name=None, **__):
 
 
 def translated(arguments):
-    """Returns Lockstep's flags for those of `vllm serve`; of a repeated flag the last one counts."""
+    """Returns Lockstep's flags for those of `vllm serve`; of a repeated flag the last one counts.
+
+    Raises an error at a flag that has no meaning here.
+    """
     rest, flags = [part for one in map(str, arguments) for part in split(one)], {}
     while rest:
         name = rest.pop(0)
         name = name.replace("_", "-") if name.startswith("--") else name
         name = RENAMED.get(name, name)
-        n = FLAGS.get(name)
-        if n is None:
-            continue
-        flags[name] = rest[:n]
-        del rest[:n]
+        if name in FLAGS:
+            flags[name], rest = rest[:FLAGS[name]], rest[FLAGS[name]:]
+        elif rest[:1] == [WITHOUT_EFFECT_AT.get(name)]:
+            del rest[0]
+        elif name in WITHOUT_EFFECT:
+            n, _ = WITHOUT_EFFECT[name]
+            # A list of values ends at the next flag.
+            n = next((i for i, one in enumerate(rest) if one.startswith("--")), len(rest)) if n is None else n
+            del rest[:n]
+        elif name not in FIELDS:
+            raise ValueError(f"vLLM's flag {name} is not served")
     if "{" in flags.get("--chat-template", [""])[0]:
         flags["--chat-template"] = [template_file(flags["--chat-template"][0])]
     if "--max-model-len" in flags:
         flags["--max-model-len"] = [str(min(int(flags["--max-model-len"][0]), CONTEXT_MAX))]
     return flags
+
+
+def variables(environment):
+    """Returns the environment with Lockstep's variables for vLLM's. Raises an error at one without a meaning here."""
+    own = {name: value for name, value in environment.items() if not name.startswith("VLLM_")}
+    for name in environment.keys() - own.keys():
+        if name not in VARIABLES:
+            raise ValueError(f"vLLM's variable {name} is not served")
+        if VARIABLES[name][0]:
+            own[VARIABLES[name][0]] = environment[name]
+    return own
 
 
 def template_file(source):
@@ -216,8 +289,12 @@ def local_asset_server():
 
 
 def pytest_collection_modifyitems(items):
-    """Keeps the tests that call a server."""
-    items[:] = [item for item in items if calls_server(item)]
+    """Keeps the tests that call a server, and counts the others."""
+    callers = [item for item in items if calls_server(item)]
+    for item in items:
+        if item not in callers:
+            outcomes.write({"test": item.nodeid, "when": "collect", "outcome": "no server", "why": ""})
+    items[:] = callers
 
 
 def calls_server(item):
