@@ -17,8 +17,8 @@ WITHOUT_VALUE = {
 
 # The flags with a meaning here.
 TRANSLATED = {
-    "--host", "--port", "--alias", "--metrics", "--slots", "--no-slots", "--no-ui", "--tags", "--batch-size", "--parallel",
-    "--ctx-size", "--kv-unified", "--api-key", "--chat-template-file", "--reasoning", "--seed", "--cors-origins",
+    "--host", "--port", "--alias", "--metrics", "--slots", "--no-slots", "--no-ui", "--tags", "--batch-size",
+    "--parallel", "--ctx-size", "--kv-unified", "--api-key", "--chat-template-file", "--reasoning", "--seed", "--cors-origins",
 }
 # The flags that change nothing here, and why. A test with any other flag fails.
 WITHOUT_EFFECT = {
@@ -41,6 +41,11 @@ WITHOUT_EFFECT = {
     "--swa-full": "the served model has no sliding window",
     "--backend_sampling": "where a token is drawn changes no answer",
 }
+# Flags that change nothing with this one value, and why.
+WITHOUT_EFFECT_AT = {
+    "--chat-template": ("chatml", "it is the template of the served model"),
+    "--pooling": ("mean", "it is the way of a chat model"),
+}
 
 
 def read(command_line):
@@ -48,7 +53,8 @@ def read(command_line):
     while rest:
         name = rest.pop(0)
         values[name] = True if name in WITHOUT_VALUE else rest.pop(0)
-    unknown = values.keys() - TRANSLATED - WITHOUT_EFFECT.keys()
+    same = {name for name, (value, _) in WITHOUT_EFFECT_AT.items() if values.get(name) == value}
+    unknown = values.keys() - TRANSLATED - WITHOUT_EFFECT.keys() - same
     if unknown:
         sys.exit(f"llama-server's {', '.join(sorted(unknown))} is not served")
     return values

@@ -38,14 +38,14 @@ ABOUT = """# vLLM's and llama.cpp's own server tests
 
 `make peer-tests ARGS=--write` runs the tests that call a server over HTTP, against `lockstep serve smollm2`.
 The set: tests that need one small model and no images. `tests/peers/suites.toml` lists the tests that are left out,
-and those that fail, with a reason for each. A run with any other result fails. The heading's share of a suite counts the
-tests of features that are not served as failures. The share after it leaves them out.
+and those that fail, with a reason for each. A run with any other result fails. The heading's share of a suite counts
+the tests of features that are not served as failures. The share after it leaves them out.
 
 In llama.cpp's tests the counts of prompt tokens and batches are recomputed with the tokenizer of the served model.
 Patterns for the words of llama.cpp's own story model match any words. Flags that are request fields here are sent in
 each request. A context longer than the model's becomes the model's. Header names are case-insensitive. A flag of a
-peer's server that has no meaning here fails its test, unless `tests/peers` lists why it changes nothing. Nothing else is
-changed. Tests of a peer's internals do not count.
+peer's server that has no meaning here fails its test, unless `tests/peers` lists why it changes nothing. Nothing else
+is changed. Tests of a peer's internals do not count.
 """
 
 ABOUT_POOLING = """# vLLM's own tests of models that embed, classify and score
