@@ -35,6 +35,8 @@ pub struct Config {
     /// Origins of pages that may send requests, besides this machine's own. They count where the server requires no
     /// key.
     pub origins_allowed: Vec<String>,
+    /// The path under which a proxy serves the HTTP API, such as `/llm`: pages answer with it and without. Empty: none.
+    pub root_path: String,
     /// Where finished answers are kept. None: they are not kept.
     pub record: Option<RecordConfig>,
     /// The share of finished answers that is run again, from 0 to 1, where there is idle capacity for it.
@@ -249,6 +251,7 @@ impl Default for Config {
             tls: None,
             hosts_allowed: Vec::new(),
             origins_allowed: Vec::new(),
+            root_path: String::new(),
             record: None,
             audit: 0.0,
             resume_key: ResumeKey::of(&[]),

@@ -314,6 +314,7 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
         tls: api_tls::read(settings)?,
         hosts_allowed: settings.allowed_hosts.clone().unwrap_or_default(),
         origins_allowed: settings.allowed_origins.clone().unwrap_or_default(),
+        root_path: settings.root_path.clone().unwrap_or_default(),
         pages_off: router::DisabledPages { metrics: settings.no_metrics, slots: settings.no_slots, ui: settings.no_ui },
         tags: settings.tags.clone().unwrap_or_default(),
         record: settings.answers.record(),

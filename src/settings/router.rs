@@ -86,6 +86,9 @@ pub struct RouterSettings {
     #[arg(long, env = "LOCKSTEP_ALLOWED_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub allowed_origins: Option<Vec<String>>,
+    /// Path under which a proxy serves the HTTP API, such as /llm: pages answer with it and without [default: none]
+    #[arg(long, env = "LOCKSTEP_ROOT_PATH", value_name = "PATH")]
+    pub root_path: Option<String>,
     /// Do not serve metrics at /metrics
     #[arg(
         long, env = "LOCKSTEP_NO_METRICS", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
@@ -194,6 +197,7 @@ impl RouterSettings {
         );
         self.request_seconds.map_or(Ok(()), |seconds| at_least_one("request-seconds", seconds))?;
         at_least_one("max-choices", self.max_choices)?;
+        self.root_path = self.root_path.as_deref().map(normalized_root).transpose()?;
         self.answers.check()?;
         at_least_one("max-body-bytes", self.max_body_bytes.0)?;
         at_least_one("stored-bytes", self.stored_bytes.0)?;
@@ -204,6 +208,14 @@ impl RouterSettings {
         (self.host, self.port) = (None, None);
         Ok(self)
     }
+}
+
+/// Returns the path with a slash at its beginning only; the root itself is empty.
+fn normalized_root(path: &str) -> anyhow::Result<String> {
+    let is_plain = path.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#%".contains(&byte));
+    ensure!(is_plain, "--root-path {path:?} has characters that a path cannot have");
+    let parts = path.trim_matches('/');
+    Ok(if parts.is_empty() { String::new() } else { format!("/{parts}") })
 }
 
 /// The replicas and the models of a cluster's router.
@@ -304,6 +316,15 @@ pub struct RouterParts<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_root_path_has_one_form() {
+        for given in ["/llm", "llm", "/llm/"] {
+            assert_eq!(normalized_root(given).unwrap(), "/llm");
+        }
+        assert_eq!(normalized_root("/").unwrap(), "");
+        assert!(normalized_root("/a?b").is_err() && normalized_root("/a b").is_err());
+    }
 
     #[test]
     fn coordinators_are_one_or_several() {

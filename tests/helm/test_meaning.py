@@ -869,7 +869,7 @@ IN_EXTRA_ARGS = {
                         "chat-template", "default-chat-template-kwargs", "seed", "api-keys-grace",
                         "tool-call-parser", "reasoning-parser",
                          "enable-auto-tool-choice", "trust-request-chat-template", "enable-per-request-metrics",
-                         "allowed-hosts", "allowed-origins",
+                         "allowed-hosts", "allowed-origins", "root-path",
                          # Pages for users, and words for lists of models.
                          "no-metrics", "no-slots", "no-ui", "tags",
                         # Addresses are the chart's own; a key as a flag would be visible in the manifest.

@@ -39,6 +39,7 @@ mod page;
 mod pooled;
 mod pooling;
 mod prediction;
+mod prefix;
 mod ranking;
 mod records;
 mod responses;
@@ -140,7 +141,8 @@ fn routes(front: Arc<Frontend>, visitors: Arc<OriginPolicy>) -> Router {
             _ => pages,
         });
     }
-    with_layers(all, front, visitors)
+    let root_path = front.config.root_path.clone();
+    prefix::with_prefix(with_layers(all, front, visitors), root_path)
 }
 
 fn with_layers(pages: Router<Arc<Frontend>>, front: Arc<Frontend>, visitors: Arc<OriginPolicy>) -> Router {
