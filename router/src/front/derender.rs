@@ -12,10 +12,20 @@ use proto::v1::generate_request::Input;
 use std::sync::Arc;
 use types::{Tokens, TokensHash};
 
-/// The content of one answer, and how many whole calls it has.
+/// The content of one piece, and how many whole calls its answer has so far.
 pub struct DerenderedAnswer {
     pub delta: v1::Delta,
     pub n_calls: u32,
+}
+
+/// A piece of an answer, or the whole.
+pub struct DrawnPiece {
+    pub choice: u32,
+    /// The tokens of the pieces before it, which are read again: nothing is kept between pieces.
+    pub before: Tokens,
+    pub ids: Tokens,
+    /// Whether the answer ends with it.
+    pub is_last: bool,
 }
 
 /// Reads answers to a chat. Without a chat, answers are text and nothing else. The tokens were checked.
@@ -23,32 +33,36 @@ pub async fn derender(
     texts: &TextWork,
     of: &Arc<ModelText>,
     chat: Option<v1::Chat>,
-    answers: Vec<Tokens>,
+    pieces: Vec<DrawnPiece>,
     now: u64,
 ) -> Result<Vec<DerenderedAnswer>, Refusal> {
     let read = match chat {
         Some(chat) => Some(texts.encoded(of, Input::Chat(chat), EncodeSettings::at(now)).await?),
         None => None,
     };
-    let (of, n_tokens) = (of.clone(), answers.iter().map(Vec::len).sum::<usize>());
-    let read_all = move || {
-        let numbered = (0..).zip(&answers);
-        numbered.map(|(choice, ids)| derender_answer(&of, read.as_ref(), choice, ids)).collect()
-    };
+    let n_tokens: usize = pieces.iter().map(|piece| piece.before.len() + piece.ids.len()).sum();
+    let of = of.clone();
+    let read_all = move || pieces.iter().map(|piece| derender_piece(&of, read.as_ref(), piece)).collect();
     texts.off_runtime(TOKEN_TEXT_BYTES * n_tokens, read_all).await
 }
 
-fn derender_answer(of: &ModelText, read: Option<&EncodedInput>, choice: u32, ids: &Tokens) -> DerenderedAnswer {
+fn derender_piece(of: &ModelText, read: Option<&EncodedInput>, piece: &DrawnPiece) -> DerenderedAnswer {
     let mut assembly = AnswerAssembly::new(&of.tokenizer, Arc::new(Stops::new(Vec::new())), 0, false);
     if let Some(EncodedInput { ids: prompt, talk: Some(talk), .. }) = read {
         // The seed is not known here, because the tokens were drawn elsewhere: ids of calls are a function of the
         // prompt alone.
-        assembly = assembly.of_chat(talk, CallIds { seed: 0, choice, prompt: TokensHash::of(prompt) });
+        assembly = assembly.of_chat(talk, CallIds { seed: 0, choice: piece.choice, prompt: TokensHash::of(prompt) });
+    }
+    let mut read_before = v1::Delta::default();
+    for id in &piece.before {
+        assembly.push(*id, &mut read_before);
     }
     let mut delta = v1::Delta::default();
-    for id in ids {
+    for id in &piece.ids {
         assembly.push(*id, &mut delta);
     }
-    assembly.finish(&mut delta);
+    if piece.is_last {
+        assembly.finish(&mut delta);
+    }
     DerenderedAnswer { delta, n_calls: assembly.n_calls() }
 }

@@ -157,6 +157,12 @@ impl Generation {
         self.ready.iter().any(|(_, event)| !matches!(event, GenerationEvent::Aside(SideOutput::Replayed(_))))
     }
 
+    /// Whether the next event is the end of this choice, so that the delta before it is the last one.
+    pub fn ends_next(&self, choice_idx: u32) -> bool {
+        let next = self.ready.front();
+        next.is_some_and(|(choice, event)| *choice == choice_idx && matches!(event, GenerationEvent::Finished(_)))
+    }
+
     pub fn is_running(&self) -> bool {
         self.choices.iter().any(|choice| choice.ticket.is_some())
     }

@@ -196,6 +196,8 @@ impl AnswerFormat for ChatAnswerFormat {
     const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
     const SERVICE_TIER: Option<&'static str> = Some("default");
     const PROMPT_IN_CHOICE: bool = false;
+    /// As in OpenAI's API. Clients of llama.cpp depend on it.
+    const TEXT_IN_CLOSING_CHUNK: bool = false;
 
     /// Includes the echo, so that a client that resumes has it too.
     fn opening_member(&self, choice: u32, options: &RequestOptions) -> Option<(&'static str, Value)> {

@@ -22,7 +22,7 @@ pub fn stream<S: AnswerFormat>(
     let front = envelope.front().clone();
     let usage = UsageSum::new(n_choices, envelope.options());
     let (n_prompt, position) = (generation.started.prompt_tokens, StreamPosition::of(&generation));
-    let chunks = ChunkWriter { envelope, shape, n_choices, streaming, usage, n_prompt, position };
+    let chunks = ChunkWriter { envelope, shape, n_choices, streaming, usage, n_prompt, position, last: None };
     sse::stream(chunks, generation, &front)
 }
 
@@ -35,6 +35,8 @@ struct ChunkWriter<S> {
     /// The number of tokens of all prompts.
     n_prompt: u32,
     position: StreamPosition,
+    /// The last piece of a choice, whose finish reason is the next event.
+    last: Option<v1::Delta>,
 }
 
 impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
@@ -66,11 +68,12 @@ impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
                 if !self.envelope.needs_chunk(&delta) {
                     return;
                 }
-                let logprobs = self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs);
-                let mut choice = choice_value(slot, self.shape.delta_member(Some(&delta)), logprobs, None);
-                if self.envelope.options().token_ids {
-                    choice["token_ids"] = delta.token_ids.into();
+                // With the usage in each chunk, clients of vLLM expect that each chunk has a token.
+                if (S::TEXT_IN_CLOSING_CHUNK || self.streaming.usage_in_each) && generation.ends_next(slot) {
+                    self.last = Some(delta);
+                    return;
                 }
+                let choice = self.choice_with(slot, delta, None);
                 let mut chunk = self.chunk(choice);
                 self.envelope.add_timings(&mut chunk, self.n_sent());
                 self.position.write(out, None, &chunk);
@@ -86,7 +89,10 @@ impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
                 *self.mark(slot) = ReadMark::Tokens { n: self.mark(slot).n_tokens(), ended: true };
                 let reason =
                     if self.envelope.options().is_prompt_only { "length" } else { self.shape.finish_reason(&finished) };
-                let mut choice = choice_value(slot, self.shape.delta_member(None), Value::Null, Some(reason));
+                let mut choice = match self.last.take() {
+                    Some(delta) => self.choice_with(slot, delta, Some(reason)),
+                    None => choice_value(slot, self.shape.delta_member(None), Value::Null, Some(reason)),
+                };
                 choice["stop_reason"] = stop_reason(&finished);
                 certificate::add(&mut choice, &finished);
                 let mut chunk = self.chunk(choice);
@@ -116,6 +122,15 @@ impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
 }
 
 impl<S: AnswerFormat> ChunkWriter<S> {
+    fn choice_with(&mut self, slot: u32, delta: v1::Delta, reason: Option<&str>) -> Value {
+        let logprobs = self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs);
+        let mut choice = choice_value(slot, self.shape.delta_member(Some(&delta)), logprobs, reason);
+        if self.envelope.options().token_ids {
+            choice["token_ids"] = delta.token_ids.into();
+        }
+        choice
+    }
+
     /// Counts a choice that had ended before the client resumed.
     fn count_ended(&mut self, slot: u32, generation: &Generation) {
         let mark = *self.mark(slot);

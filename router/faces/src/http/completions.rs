@@ -147,6 +147,7 @@ impl AnswerFormat for CompletionFormat {
     const CHUNK_OBJECT: &'static str = "text_completion";
     const SERVICE_TIER: Option<&'static str> = None;
     const PROMPT_IN_CHOICE: bool = true;
+    const TEXT_IN_CLOSING_CHUNK: bool = true;
 
     fn opening_member(&self, _: u32, _: &RequestOptions) -> Option<(&'static str, Value)> {
         None

@@ -26,6 +26,8 @@ pub trait AnswerFormat: Send + Unpin + 'static {
     /// Whether each choice carries `prompt_token_ids`, because it may have its own prompt, or the answer carries them
     /// once.
     const PROMPT_IN_CHOICE: bool;
+    /// Whether the last piece of a choice comes in the chunk with its finish reason.
+    const TEXT_IN_CLOSING_CHUNK: bool;
 
     /// Returns the member that begins a choice's stream, if there is one.
     fn opening_member(&self, choice: u32, options: &RequestOptions) -> Option<(&'static str, Value)>;

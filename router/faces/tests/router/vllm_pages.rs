@@ -137,7 +137,8 @@ fn derendered_tokens_match_the_page_itself() {
     run(async {
         let house = House::open(config()).await;
         let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }], "logprobs": true, "seed": 1 });
-        let whole = post(house.http, "/v1/chat/completions", &chat).await.json();
+        let mut whole = post(house.http, "/v1/chat/completions", &chat).await.json();
+        whole["choices"][0]["message"]["reasoning"] = Value::Null;
         let rendered = post(house.http, "/v1/chat/completions/render", &chat).await.json();
         let generated = post(house.http, GENERATE, &rendered).await.json();
         let body = json!({ "generate_response": generated, "chat_request": chat, "prompt_tokens": 10 });
@@ -169,11 +170,91 @@ fn derendered_tokens_match_the_page_itself() {
     });
 }
 
+/// A client sends each event of a generated stream, and the state of the reply before it.
+#[test]
+fn derendered_pieces_match_the_page_itself() {
+    run(async {
+        let house = House::open(config()).await;
+        house.fake.answer("h\u{e9}llo \u{1f600}");
+        let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }], "seed": 1 });
+        let whole = post(house.http, "/v1/chat/completions", &chat).await.json();
+        let mut rendered = post(house.http, "/v1/chat/completions/render", &chat).await.json();
+        rendered["stream"] = true.into();
+        let generated = post(house.http, GENERATE, &rendered).await.body;
+        let events = generated.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+        let events: Vec<Value> = events.map(|data| serde_json::from_str(data).unwrap()).collect();
+        assert!(events.len() > 5 && events.iter().all(|event| event["choices"][0]["token_ids"] != json!([])));
+        for path in ["/v1/chat/completions/derender", "/v1/completions/derender"] {
+            let (mut state, mut text) = (Value::Null, String::new());
+            for (i, event) in events.iter().enumerate() {
+                let body = json!({ "stream": true, "generate_chunk": event, "stream_state": state });
+                let mut reply = post(house.http, path, &body).await.json();
+                state = reply["stream_state"].take();
+                let choice = &reply["chunk"]["choices"][0];
+                if path.contains("chat") {
+                    assert_eq!(choice["delta"].get("role").is_some(), i == 0, "{reply}");
+                }
+                let piece = if path.contains("chat") { &choice["delta"]["content"] } else { &choice["text"] };
+                text.push_str(piece.as_str().unwrap());
+                assert_eq!(choice["finish_reason"], event["choices"][0]["finish_reason"]);
+            }
+            assert_eq!(whole["choices"][0]["message"]["content"], text);
+            let usage = json!({ "prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13 });
+            let body = json!({ "stream": true, "generate_chunk": { "choices": [], "usage": usage },
+                "stream_state": state });
+            let last = post(house.http, path, &body).await.json();
+            assert_eq!((&last["chunk"]["choices"], &last["chunk"]["usage"]), (&json!([]), &usage));
+        }
+        house.close().await;
+    });
+}
+
+/// The last text of a completion comes with its finish reason; that of a chat only if each chunk counts its tokens.
+#[test]
+fn closing_chunks_have_the_last_text() {
+    run(async {
+        let house = House::open(config()).await;
+        let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }], "stream": true, "max_tokens": 3 });
+        let mut counted = chat.clone();
+        counted["stream_options"] = json!({ "include_usage": true, "continuous_usage_stats": true });
+        let completion = json!({ "prompt": "Hi", "stream": true, "max_tokens": 3 });
+        for (path, body, has_text) in [
+            ("/v1/completions", completion, true),
+            ("/v1/chat/completions", chat, false),
+            ("/v1/chat/completions", counted, true),
+        ] {
+            let reply = post(house.http, path, &body).await.body;
+            let data = reply.lines().filter_map(|line| line.strip_prefix("data: "));
+            let closing = data.filter_map(|data| serde_json::from_str::<Value>(data).ok());
+            let closing = closing.map(|chunk| chunk["choices"][0].clone()).find(|one| one["finish_reason"] == "length");
+            let closing = closing.unwrap();
+            let text = closing["text"].as_str().or(closing["delta"]["content"].as_str()).unwrap_or_default();
+            assert_eq!(!text.is_empty(), has_text, "{path}: {reply}");
+        }
+        house.close().await;
+    });
+}
+
+#[test]
+fn pages_also_answer_below_the_root_path() {
+    run(async {
+        let mut config = config();
+        config.root_path = "/llm".to_owned();
+        let house = House::open(config).await;
+        for path in ["/v1/models", "/llm/v1/models", "/llm/health"] {
+            assert_eq!(get(house.http, path).await.status, 200, "{path}");
+        }
+        assert_eq!(get(house.http, "/other/v1/models").await.status, 404);
+        house.close().await;
+    });
+}
+
 #[test]
 fn invalid_derender_requests_are_refused() {
     run(async {
         let house = House::open(config()).await;
         let of = |choice: Value| json!({ "generate_response": { "choices": [choice] } });
+        let of_pieces = |state: Value| json!({ "stream": true, "generate_chunk": {}, "stream_state": state });
         let one = json!({ "token_id": 72, "logprob": -1.0 });
         let likely = |n: usize| {
             let content = json!([{ "token_id": 72, "logprob": -1.0, "top_logprobs": vec![one.clone(); n] }]);
@@ -187,7 +268,12 @@ fn invalid_derender_requests_are_refused() {
             (of(json!({ "token_ids": [-1] })), "token_ids"),
             (of(json!({ "token_ids": vec![65; 999] })), "max_model_len"),
             (of(likely(99)), "max_logprobs"),
-            (json!({ "stream": true }), "stream"),
+            (json!({ "stream": true }), "generate_chunk"),
+            (json!({ "stream": true, "generate_chunk": {}, "stream_state": {} }), "stream_state"),
+            (of_pieces(json!({ "created": 1, "token_ids": { "a": [1] } })), "stream_state.token_ids"),
+            (of_pieces(json!({ "created": 1, "token_ids": { "0": [9999] } })), "stream_state.token_ids"),
+            (of_pieces(json!({ "created": 1, "token_ids": { "0": vec![65; 999] } })), "max_model_len"),
+            (json!({ "stream": true, "generate_chunk": {}, "chat_request": { "stop": "a" } }), "stop"),
             (json!({ "generate_response": { "choices": vec![json!({ "token_ids": [65] }); 2000] } }), "choices count"),
         ] {
             let reply = post(house.http, "/v1/chat/completions/derender", &body).await;

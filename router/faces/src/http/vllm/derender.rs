@@ -1,6 +1,5 @@
 //! `/v1/chat/completions/derender` and `/v1/completions/derender`: the output of `/inference/v1/generate` in the format
-//! of OpenAI's pages. Sends nothing to a replica. Supports whole answers only: the server keeps no state of a stream
-//! that a client has read.
+//! of OpenAI's pages. Sends nothing to a replica. Reads whole answers.
 
 use crate::http::answer_content::AnswerContent;
 use crate::http::chat::ChatAnswerFormat;
@@ -15,7 +14,7 @@ use crate::http::single::objects;
 use axum::Json;
 use axum::extract::State;
 use proto::v1;
-use router::front::derender::{DerenderedAnswer, derender};
+use router::front::derender::{DerenderedAnswer, DrawnPiece, derender};
 use router::front::frontend::{Frontend, unix_seconds};
 use router::refusal::Refusal;
 use router::replicas::models::table::VersionSelector;
@@ -25,12 +24,14 @@ use std::sync::Arc;
 use types::Tokens;
 
 /// The most answers of one request.
-const ANSWERS_MAX: usize = 1024;
+pub(super) const ANSWERS_MAX: usize = 1024;
 /// The member with the measurements of drafts.
 const DRAFTS: &str = "speculative_decoding";
 /// The field with the original request, for each page.
-const CHAT_REQUEST: &str = "chat_request";
-const COMPLETION_REQUEST: &str = "completion_request";
+pub(super) const CHAT_REQUEST: &str = "chat_request";
+pub(super) const COMPLETION_REQUEST: &str = "completion_request";
+/// The tokens of a choice. `token_ids` alone would be the prompt on OpenAI's pages.
+const CHOICE_IDS: &str = "choices.token_ids";
 
 pub async fn chat(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Result<Json<Value>, HttpError> {
     let _visit = front.visit(page.tenant)?;
@@ -43,8 +44,7 @@ pub async fn chat(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Resul
     let GeneratedAnswers { id, answers, mut rest } = context.read_answers(generated)?;
     let (chat, tokens_as_ids) = context.chat(chat_request)?;
     let format = ChatAnswerFormat::tools_format();
-    let ids = answers.iter().map(|answer| answer.ids.clone()).collect();
-    let read = derender(&front.texts, &context.text, chat, ids, unix_seconds()).await?;
+    let read = derender(&front.texts, &context.text, chat, whole_answers(&answers), unix_seconds()).await?;
     let usage = usage(n_prompt, &answers);
     let names = TokenNames::new(&context.text.tokenizer, tokens_as_ids);
     let choice = |(answer, DerenderedAnswer { delta, n_calls }): (GeneratedAnswer, DerenderedAnswer)| {
@@ -55,7 +55,12 @@ pub async fn chat(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Resul
         let logprobs = answer.logprobs.as_ref().map(content).unwrap_or_default();
         let has_called = n_calls > 0 && answer.reason.as_deref() == Some("stop");
         let reason = if has_called { Some(format.tool_calls_reason()) } else { answer.reason.as_deref() };
-        context.finished_choice(&answer, choice_value(answer.index, format.whole_member(&whole), logprobs, reason))
+        let (name, mut message) = format.whole_member(&whole);
+        if whole.reasoning.is_empty() {
+            // Clients of vLLM read this member without a check.
+            message["reasoning"] = Value::Null;
+        }
+        context.finished_choice(&answer, choice_value(answer.index, (name, message), logprobs, reason))
     };
     let choices: Vec<Value> = answers.into_iter().zip(read).map(choice).collect();
     let mut reply = context.envelope(id, "chat.completion", choices, usage);
@@ -91,8 +96,7 @@ pub async fn completions(State(front): State<Arc<Frontend>>, page: ApiRequest) -
         params = response.rest.remove("kv_transfer_params").filter(|value| !value.is_null()).unwrap_or(params);
         answers.extend(response.answers);
     }
-    let ids = answers.iter().map(|answer| answer.ids.clone()).collect();
-    let read = derender(&front.texts, &context.text, None, ids, unix_seconds()).await?;
+    let read = derender(&front.texts, &context.text, None, whole_answers(&answers), unix_seconds()).await?;
     let usage = usage(n_prompts, &answers);
     let names = TokenNames::new(&context.text.tokenizer, tokens_as_ids);
     let choice = |(i, (answer, read)): (u32, (GeneratedAnswer, DerenderedAnswer))| {
@@ -107,8 +111,18 @@ pub async fn completions(State(front): State<Arc<Frontend>>, page: ApiRequest) -
     Ok(Json(reply))
 }
 
+fn whole_answers(answers: &[GeneratedAnswer]) -> Vec<DrawnPiece> {
+    let whole = |(choice, answer): (u32, &GeneratedAnswer)| DrawnPiece {
+        choice,
+        before: Tokens::new(),
+        ids: answer.ids.clone(),
+        is_last: true,
+    };
+    (0..).zip(answers).map(whole).collect()
+}
+
 /// Returns the metrics of an answer, with null for missing values.
-fn metrics(mut values: Value) -> Value {
+pub(super) fn metrics(mut values: Value) -> Value {
     const TIMES: [&str; 5] =
         ["time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second"];
     const OF_DRAFTS: [&str; 2] = ["per_step_accepted", "per_step_drafted"];
@@ -132,12 +146,12 @@ fn usage(n_prompt: u32, answers: &[GeneratedAnswer]) -> Value {
 }
 
 /// The model that reads the tokens, and the parts that the client requests in addition.
-struct DerenderContext {
+pub(super) struct DerenderContext {
     name: String,
-    text: Arc<ModelText>,
-    context: u32,
+    pub(super) text: Arc<ModelText>,
+    pub(super) context: u32,
     logprobs_max: u32,
-    token_ids: bool,
+    pub(super) token_ids: bool,
 }
 
 /// A replica's answer.
@@ -148,27 +162,24 @@ struct GeneratedAnswers {
     rest: Map<String, Value>,
 }
 
-struct GeneratedAnswer {
-    index: u32,
-    ids: Tokens,
-    reason: Option<String>,
+pub(super) struct GeneratedAnswer {
+    pub(super) index: u32,
+    pub(super) ids: Tokens,
+    pub(super) reason: Option<String>,
     stop_reason: Value,
-    logprobs: Option<Vec<v1::Logprob>>,
+    pub(super) logprobs: Option<Vec<v1::Logprob>>,
 }
 
 impl DerenderContext {
-    fn of(front: &Frontend, page: ApiRequest) -> Result<(DerenderContext, Fields), Refusal> {
+    pub(super) fn of(front: &Frontend, page: ApiRequest) -> Result<(DerenderContext, Fields), Refusal> {
         let mut fields = page.fields;
-        if fields.boolean("stream")?.unwrap_or(false) {
-            return Err(Refusal::invalid("stream", "is not supported here: only a whole answer can be parsed"));
-        }
         let model = front.model(&fields.string("model")?.unwrap_or_default(), VersionSelector::Weight)?;
         let (context, logprobs_max) = (model.replica.context, front.config.limits.logprobs_max);
         Ok((DerenderContext { name: model.name, text: model.text, context, logprobs_max, token_ids: false }, fields))
     }
 
     /// Returns the chat of the original request. A model that writes thoughts and calls needs it to separate them.
-    fn chat(&mut self, chat_request: Option<Fields>) -> Result<(Option<v1::Chat>, bool), Refusal> {
+    pub(super) fn chat(&mut self, chat_request: Option<Fields>) -> Result<(Option<v1::Chat>, bool), Refusal> {
         let needs_chat = self.text.dialect.has_thoughts()
             || self.text.template.as_ref().is_some_and(|template| template.uses_tools());
         match chat_request {
@@ -184,7 +195,7 @@ impl DerenderContext {
     }
 
     /// Reads the parts that a client requests in addition to the text. Returns whether tokens are written as ids.
-    fn read_options(&mut self, fields: &mut Fields, page: Endpoint) -> Result<bool, Refusal> {
+    pub(super) fn read_options(&mut self, fields: &mut Fields, page: Endpoint) -> Result<bool, Refusal> {
         fields.check(page)?;
         self.token_ids = fields.boolean("return_token_ids")?.unwrap_or(false);
         Ok(fields.boolean("return_tokens_as_token_ids")?.unwrap_or(false))
@@ -194,8 +205,7 @@ impl DerenderContext {
         const FIELD: &str = "prompt_token_ids";
         let Some(value) = field_value else { return Ok(None) };
         let ids = token_ids(FIELD, value)?;
-        self.check_length(FIELD, ids.len())?;
-        self.text.check_ids(FIELD, &ids)?;
+        self.check_ids(FIELD, &ids)?;
         Ok(Some(ids))
     }
 
@@ -220,6 +230,11 @@ impl DerenderContext {
         Ok(counted.or(sent).unwrap_or(0))
     }
 
+    pub(super) fn check_ids(&self, field: &'static str, ids: &[u32]) -> Result<(), Refusal> {
+        self.check_length(field, ids.len())?;
+        self.text.check_ids(field, ids)
+    }
+
     fn check_length(&self, field: &'static str, n: usize) -> Result<(), Refusal> {
         match n > self.context as usize {
             true => Err(Refusal::invalid(field, format!("its length {n} exceeds max_model_len {}", self.context))),
@@ -234,17 +249,17 @@ impl DerenderContext {
             let why = format!("the choices count must be at most {ANSWERS_MAX}, got {}", choices.len());
             return Err(Refusal::invalid("choices", why));
         }
-        let answers = choices.into_iter().map(|choice| self.answer(choice)).collect::<Result<_, _>>()?;
+        let answers: Vec<GeneratedAnswer> =
+            choices.into_iter().map(|choice| self.answer(choice)).collect::<Result<_, _>>()?;
+        if answers.iter().any(|answer| answer.ids.is_empty()) {
+            return Err(Refusal::invalid(CHOICE_IDS, "must not be empty"));
+        }
         Ok(GeneratedAnswers { id, answers, rest: generated.rest() })
     }
 
-    fn answer(&self, mut choice: Fields) -> Result<GeneratedAnswer, Refusal> {
-        // `token_ids` alone would be the prompt on OpenAI's pages.
-        const FIELD: &str = "choices.token_ids";
-        let ids = choice.take("token_ids").map(|value| token_ids(FIELD, value)).transpose()?;
-        let ids = ids.filter(|ids| !ids.is_empty()).ok_or_else(|| Refusal::invalid(FIELD, "must not be empty"))?;
-        self.check_length(FIELD, ids.len())?;
-        self.text.check_ids(FIELD, &ids)?;
+    pub(super) fn answer(&self, mut choice: Fields) -> Result<GeneratedAnswer, Refusal> {
+        let ids = choice.take("token_ids").map(|value| token_ids(CHOICE_IDS, value)).transpose()?.unwrap_or_default();
+        self.check_ids(CHOICE_IDS, &ids)?;
         Ok(GeneratedAnswer {
             index: choice.unsigned("index")?.unwrap_or(0),
             ids,
@@ -284,7 +299,7 @@ impl DerenderContext {
         Ok(v1::Logprob { top: likely.iter().map(one).collect::<Result<_, _>>()?, ..one(entry)? })
     }
 
-    fn finished_choice(&self, answer: &GeneratedAnswer, mut choice: Value) -> Value {
+    pub(super) fn finished_choice(&self, answer: &GeneratedAnswer, mut choice: Value) -> Value {
         choice["stop_reason"] = answer.stop_reason.clone();
         if self.token_ids {
             choice["token_ids"] = answer.ids.as_slice().into();
@@ -292,7 +307,7 @@ impl DerenderContext {
         choice
     }
 
-    fn envelope(&self, id: String, object: &str, choices: Vec<Value>, usage: Value) -> Value {
+    pub(super) fn envelope(&self, id: String, object: &str, choices: Vec<Value>, usage: Value) -> Value {
         json!({
             "id": id,
             "object": object,

@@ -28,7 +28,8 @@ pub async fn generate(State(front): State<Arc<Frontend>>, request: AnswerRequest
     let (parsed, options) = record_refusal(&mut recorder, result)?;
     let n_choices = parsed.n_choices;
     let mut generation = front.generate(parsed, recorder).await.map_err(to_http_error)?;
-    let mut writer = TokenWriter { id: options.id, logprobs: options.logprobs, text: generation.text.clone() };
+    let mut writer =
+        TokenWriter { id: options.id, logprobs: options.logprobs, text: generation.text.clone(), last: None };
     if writer.id.is_empty() {
         writer.id.clone_from(&generation.started.id);
     }
@@ -118,6 +119,8 @@ struct TokenWriter {
     id: String,
     logprobs: bool,
     text: Arc<ModelText>,
+    /// The last tokens of a choice, whose finish reason is the next event: each event has tokens.
+    last: Option<v1::Delta>,
 }
 
 impl TokenWriter {
@@ -153,10 +156,17 @@ impl TokenWriter {
 impl EventWriter for TokenWriter {
     fn append_opening(&mut self, _: &Generation, _: &mut String) {}
 
-    fn append_event(&mut self, slot: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
-        let choice = match &event {
-            GenerationEvent::Delta(delta) => self.choice(slot, delta, None),
-            GenerationEvent::Finished(finished) => self.choice(slot, &v1::Delta::default(), Some(finished)),
+    fn append_event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
+        let choice = match event {
+            GenerationEvent::Delta(delta) if generation.ends_next(slot) => {
+                self.last = Some(delta);
+                return;
+            }
+            GenerationEvent::Delta(delta) => self.choice(slot, &delta, None),
+            GenerationEvent::Finished(finished) => {
+                let last = self.last.take().unwrap_or_default();
+                self.choice(slot, &last, Some(&finished))
+            }
             GenerationEvent::Aside(_) => return,
         };
         sse::write(out, None, &self.value(vec![choice]));

@@ -4,6 +4,7 @@
 mod derender;
 mod generate;
 pub mod params;
+mod pieces;
 mod render;
 
 use crate::http::error::{HttpError, with_error_body};
@@ -25,8 +26,8 @@ pub fn routes() -> Vec<Route> {
         post("/v1/completions/render", "the token requests that texts render to", render::completions),
         post("/v1/messages/render", "the same for a request to /v1/messages", render::messages),
         post("/v1/responses/render", "the same for a request to /v1/responses", render::responses),
-        post("/v1/chat/completions/derender", "tokens as the answer to a chat", derender::chat),
-        post("/v1/completions/derender", "tokens as answers to texts", derender::completions),
+        post("/v1/chat/completions/derender", "tokens as the answer to a chat", pieces::chat),
+        post("/v1/completions/derender", "tokens as answers to texts", pieces::completions),
         post("/v1/chat/completions/batch", "answers to several chats", chat::batch),
         post("/v1/rerank", "documents by how well they fit a question", ranking::rerank),
         post("/v2/rerank", "the same, in Cohere's form", ranking::rerank),
