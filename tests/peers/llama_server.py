@@ -18,7 +18,8 @@ WITHOUT_VALUE = {
 # The flags with a meaning here.
 TRANSLATED = {
     "--host", "--port", "--alias", "--metrics", "--slots", "--no-slots", "--no-ui", "--tags", "--batch-size",
-    "--parallel", "--ctx-size", "--kv-unified", "--api-key", "--chat-template-file", "--reasoning", "--seed", "--cors-origins",
+    "--parallel", "--ctx-size", "--kv-unified", "--api-key", "--chat-template-file", "--reasoning", "--seed",
+    "--cors-origins",
 }
 # The flags that change nothing here, and why. A test with any other flag fails.
 WITHOUT_EFFECT = {

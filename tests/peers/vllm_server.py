@@ -58,6 +58,8 @@ WITHOUT_EFFECT = {
     "--enable-request-id-headers": (0, "it is always on"),
     "--enable-server-load-tracking": (0, "it is always on"),
     "--enable-scale-out": (0, "its pages are always served"),
+    "--enable-tokenizer-info-endpoint": (0, "its page is always served"),
+    "--skip-tokenizer-init": (0, "the page returns tokens all the same, and their text beside them"),
     "--show-hidden-metrics-for-version": (1, "no metric is hidden"),
     "--structured-outputs-config.backend": (1, "there is one way to compile grammars"),
     "--max-logprobs": (1, "the limit stays at 20: a test that needs more fails by itself"),
@@ -73,7 +75,8 @@ WITHOUT_EFFECT_AT = {"--data-parallel-size": "1"}
 VARIABLES = {
     "VLLM_API_KEY": ("LOCKSTEP_API_KEY", ""),
     "VLLM_ENABLE_RESPONSES_API_STORE": (None, "responses are always stored"),
-    "VLLM_BATCH_INVARIANT": (None, "answers never depend on their batch"),
+    "VLLM_SYSTEM_START_DATE": (None, "only the messages of gpt-oss have the date"),
+    "VLLM_SERVER_DEV_MODE": (None, "a test of a page for developers fails by itself"),
 }
 # Tests that need the served model's own template where its name would give them another one: behind the template of
 # Qwen3 its tokenizer has no single token for a label.
