@@ -119,12 +119,13 @@ class Tools(unittest.TestCase):
         self.assertEqual(self.calls_on_the_wire(messages, False), self.calls_on_the_wire(messages, True))
 
     def calls_on_the_wire(self, messages, is_stream):
-        """Returns calls with their ids, which the client drops, after checks."""
+        """Returns calls with their ids and indices, which the client drops, after checks."""
         options = {"temperature": 0, "repeat_penalty": 1.0, "seed": 7, "num_predict": 60}
         tool = ollama._utils.convert_function_to_tool(get_weather).model_dump(exclude_none=True)
         body = {"model": "smollm2", "messages": messages, "tools": [tool], "options": options, "stream": is_stream}
         lines = client._client.post("/api/chat", json=body).text.splitlines()
         calls = [call for line in lines for call in json.loads(line)["message"].get("tool_calls", [])]
+        self.assertEqual([call["function"]["index"] for call in calls], [0, 1])
         self.assertEqual((len(calls), len({call["id"] for call in calls})), (2, 2))
         return calls
 

@@ -54,11 +54,13 @@ fn parse_request(
 
 /// Reads messages, tools and `think` into the format of OpenAI's page.
 fn conversation(fields: &mut Fields, mut messages: Value) -> Result<v1::Chat, Refusal> {
-    for (i, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
+    for (i, message) in messages.as_array().into_iter().flatten().enumerate() {
         if message.get("images").is_some_and(|images| !NeutralValues::Empty.contain(images)) {
             return Err(invalid(format!("messages[{i}].images"), "is not supported; only text is"));
         }
-        *message = shape::message(i, message.take());
+    }
+    if let Some(messages) = messages.as_array_mut() {
+        shape::convert_messages(messages);
     }
     let mut named = Map::from_iter([("messages".to_owned(), messages)]);
     if let Some(tools) = fields.take("tools") {

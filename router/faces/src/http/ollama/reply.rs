@@ -56,7 +56,7 @@ impl ReplyShape {
             to["thinking"] = content.reasoning.as_str().into();
         }
         if !content.calls.is_empty() {
-            to["tool_calls"] = content.calls.iter().map(shape::call).collect();
+            to["tool_calls"] = content.calls.iter().enumerate().map(shape::call).collect();
         }
     }
 }
