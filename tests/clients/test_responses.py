@@ -134,6 +134,19 @@ class Responses(unittest.TestCase):
         with self.assertRaises(openai.NotFoundError):
             client.responses.retrieve(first.id)
 
+    def test_references_to_stored_items(self):
+        first = client.responses.create(**request())
+        (item,) = first.output
+        (own,) = client.responses.input_items.list(first.id).data
+        reference = lambda id: {"type": "item_reference", "id": id}
+        question = {"role": "user", "content": "And three more?"}
+        reply = client.responses.create(**request(input=[reference(own.id), reference(item.id), question]))
+        items = [{"role": "user", "content": request()["input"]}, item.model_dump(exclude_none=True), question]
+        self.assertEqual(reply.output_text, client.responses.create(**request(input=items)).output_text)
+        with self.assertRaises(openai.NotFoundError) as caught:
+            client.responses.create(**request(input=[reference("msg_1"), question]))
+        self.assertEqual((caught.exception.param, caught.exception.code), ("input", "item_not_found"))
+
     def test_in_the_background(self):
         whole = client.responses.create(**request())
         begun = client.responses.create(**request(background=True))

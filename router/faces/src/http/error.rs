@@ -100,6 +100,16 @@ impl HttpError {
         HttpError { code: Some("item_not_found"), param: Some("item_id".to_owned()), ..error }
     }
 
+    pub fn no_stored_item(id: &str) -> HttpError {
+        let id: String = id.chars().take(ID_CHARS_MAX).collect();
+        let message = format!(
+            "Item with id '{id}' not found: it may have expired, belong to another key, be stored on another router, or \
+             be of a response with `store` set to false; send the item itself"
+        );
+        let error = HttpError::bad_request(StatusCode::NOT_FOUND, message);
+        HttpError { code: Some("item_not_found"), param: Some("input".to_owned()), ..error }
+    }
+
     pub fn conversation_locked() -> HttpError {
         let message = "Another process is currently operating on this conversation. Please retry in a few seconds.";
         let error = HttpError::bad_request(StatusCode::BAD_REQUEST, message);

@@ -39,6 +39,7 @@ mod peers;
 mod policies;
 mod raw;
 mod records;
+mod references;
 mod replicas;
 mod responses;
 mod resume;

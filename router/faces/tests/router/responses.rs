@@ -441,7 +441,7 @@ fn what_cannot_be_done_is_refused_by_its_name() {
             (json!({ "text": { "verbosity": "loud" } }), "text.verbosity"),
             (json!({ "reasoning": { "summary": "concise" } }), "reasoning.summary"),
             (json!({ "include": ["message.thoughts"] }), "include[0]"),
-            (json!({ "input": [{ "type": "item_reference", "id": "msg_1" }] }), "input[0].type"),
+            (json!({ "input": [{ "type": "item_reference" }] }), "input[0].id"),
             (json!({ "background": true, "store": false }), "background"),
         ] {
             let reply = post(house.http, RESPONSES, &request_body(more.clone())).await;

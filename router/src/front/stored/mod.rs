@@ -15,7 +15,7 @@ pub use room::RoomPermit;
 pub use run::{BackgroundRun, RunLog};
 
 use conversation::StoredConversation;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -202,6 +202,15 @@ impl ResponseStore {
         let mut kept = self.lock_tenants();
         self.tidy(&mut kept, Instant::now());
         kept.get(&tenant)?.conversations.get(id).map(|conversation| conversation.read.clone())
+    }
+
+    /// Returns the items of a tenant's conversations that have these ids.
+    pub fn find_items(&self, tenant: TenantId, ids: &HashSet<String>) -> Vec<Arc<StoredItem>> {
+        let mut kept = self.lock_tenants();
+        self.tidy(&mut kept, Instant::now());
+        let conversations = kept.get(&tenant).into_iter().flat_map(|store| store.conversations.values());
+        let items = conversations.flat_map(|conversation| &conversation.read.items);
+        items.filter(|item| ids.contains(&item.id)).cloned().collect()
     }
 
     /// Returns the turn to continue a conversation: `Some(None)` while another response has it.

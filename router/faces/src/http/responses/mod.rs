@@ -4,7 +4,7 @@
 //! items and events), `reply` (the object, to which `raw` adds tokens) and `writer` (the stream). `background` runs a
 //! response without its client, and `follow` streams its events. `finalizer` stores a response that has ended, and
 //! `stored` has the pages for stored responses. `conversations` has those that clients store themselves, made of
-//! `items`, and `lists` shows both.
+//! `items`, and `lists` shows both. `references` finds single stored items of either.
 
 mod background;
 pub mod conversations;
@@ -15,6 +15,7 @@ mod items;
 mod lists;
 mod output;
 mod raw;
+mod references;
 mod reply;
 mod settings;
 pub mod stored;
@@ -116,6 +117,7 @@ struct PriorContext {
 }
 
 impl PriorContext {
+    /// Reads what comes before the request, and the stored items in its input.
     async fn read(front: &Frontend, page: &mut ApiRequest) -> Result<PriorContext, HttpError> {
         let id = page.fields.string("previous_response_id").map_err(to_http_error)?.filter(|id| !id.is_empty());
         let conversation = conversations::take_conversation_id(&mut page.fields).map_err(to_http_error)?;
@@ -126,6 +128,7 @@ impl PriorContext {
             (_, Some(of)) => conversations::items_of(front, page, of).await?,
             (of, None) => items_before(front, page, of.as_deref()).await?,
         };
+        references::resolve(front, page).await?;
         Ok(PriorContext { response: id, conversation, turn: None, items })
     }
 

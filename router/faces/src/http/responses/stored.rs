@@ -177,7 +177,7 @@ pub async fn input_items(
 }
 
 /// Returns a response's own input items, in the format of a list.
-fn own_items(stored: &StoredResponse, id: &str) -> Vec<Value> {
+pub fn own_items(stored: &StoredResponse, id: &str) -> Vec<Value> {
     let all: Vec<Value> = serde_json::from_str(&stored.items).unwrap_or_default();
     let own = &all[all.len().saturating_sub(stored.n_own)..];
     let made_id = |i| format!("{}_in{i}", id.replacen("resp", "item", 1));
