@@ -1,6 +1,7 @@
 //! A cluster of processes is upgraded role by role and rolled back, while clients stream without a pause. The build
 //! before uses the protocol before: the same program with a flag that limits it, or any other program that
-//! `LOCKSTEP_TEST_BEFORE` names, as `make upgrade` does. The test compares answers, and controls the build of each role.
+//! `LOCKSTEP_TEST_BEFORE` names, as `make upgrade` does. The test compares answers, and controls the build of each
+//! role.
 
 use crate::city::{Build, City, Model};
 use crate::client::{self, StreamOutcome, StreamRequest};
