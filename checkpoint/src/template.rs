@@ -27,8 +27,12 @@ pub struct ChatTemplate {
     has_tool_use: bool,
     /// The variables that it reads.
     variables: Arc<HashSet<String>>,
+    /// Whether it gets the dates that llama.cpp gives to a template.
+    has_dates: bool,
 }
 
+/// The dates of llama.cpp's templates, with their formats. A client's variable of the same name replaces one.
+const DATES: [(&str, &str); 2] = [("date_string", "%d %b %Y"), ("datetime", "%b %d %Y")];
 const NAME: &str = "chat";
 /// The name of a second template, for chats with tools.
 const TOOL_USE: &str = "tool_use";
@@ -50,7 +54,8 @@ impl ChatTemplate {
         environment.add_function("raise_exception", raise_exception);
         add(&mut environment, NAME, source)?;
         let variables = Arc::new(variables(&environment, NAME)?);
-        Ok(ChatTemplate { environment, source: Arc::from(source), bos, eos, has_tool_use: false, variables })
+        let source = Arc::from(source);
+        Ok(ChatTemplate { environment, source, bos, eos, has_tool_use: false, variables, has_dates: false })
     }
 
     /// The same, with another template for chats with tools.
@@ -61,9 +66,16 @@ impl ChatTemplate {
         Ok(ChatTemplate { has_tool_use: true, ..self })
     }
 
-    /// Returns another template with the same special tokens.
+    /// The same, with the variables `date_string` and `datetime`, as llama.cpp gives them to the template of a GGUF.
+    /// transformers has no such variables.
+    pub(crate) fn with_dates(self) -> ChatTemplate {
+        ChatTemplate { has_dates: true, ..self }
+    }
+
+    /// Returns another template with the same special tokens and dates.
     pub fn with_source(&self, source: &str) -> Result<ChatTemplate> {
-        ChatTemplate::new(source, self.bos.clone(), self.eos.clone())
+        let has_dates = self.has_dates;
+        Ok(ChatTemplate { has_dates, ..ChatTemplate::new(source, self.bos.clone(), self.eos.clone())? })
     }
 
     /// Returns the template's text; if there are two, that of the one for chats with tools.
@@ -91,6 +103,11 @@ impl ChatTemplate {
         let template = environment.get_template(name).map_err(failed)?;
         let mut variables: BTreeMap<&str, Value> =
             BTreeMap::from([("bos_token", text_or_undefined(&self.bos)), ("eos_token", text_or_undefined(&self.eos))]);
+        if self.has_dates {
+            for (name, format) in DATES {
+                variables.insert(name, strftime(format, now).map_err(failed)?.into());
+            }
+        }
         variables.extend(chat.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
         variables.extend([
             ("messages", Value::from(Serde(chat.template_messages()?))),
@@ -135,7 +152,7 @@ impl ChatTemplate {
         };
         let bos = text_of("bos").map_err(Error::with_path(path))?;
         let eos = text_of("eos").map_err(Error::with_path(path))?;
-        let template = ChatTemplate::new(source, bos, eos)?;
+        let template = ChatTemplate::new(source, bos, eos)?.with_dates();
         match gguf.text(bytes, "tokenizer.chat_template.tool_use").map_err(Error::with_path(path))? {
             Some(tool_use) => template.with_tool_use(tool_use).map(Some),
             None => Ok(Some(template)),

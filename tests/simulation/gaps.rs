@@ -1,5 +1,6 @@
 //! How long streams stand still after a loss, on virtual time: at most a second, and 1.3 times the prefill of their
-//! logs in the steps that the ranks count. `make chaos` measures the same on the real clock.
+//! logs in the steps that the ranks count; fifteen seconds if two ranks lose only each other. `make chaos` measures the
+//! same on the real clock.
 
 use crate::cast::Stage;
 use crate::net::channel;
@@ -39,6 +40,9 @@ const TOKEN_MICROS: u64 = 500;
 const CHUNK: u64 = 512;
 /// The longest that a stream may stand still, besides its replay.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// The same if two ranks lose each other while the coordinator has both. A step without an answer shows it after three
+/// seconds, and the ranks may fail to meet before one of the two is left out. The wire is cut for longer.
+const PAUSE_BETWEEN_RANKS_MAX: Duration = Duration::from_secs(15);
 /// The most by which a replay may be slower than a prefill of as many tokens, in tenths.
 const REPLAY_TENTHS: u32 = 13;
 /// Longer than any pause without a loss.
@@ -148,6 +152,13 @@ fn replay(gaps: &[Gap]) -> Duration {
     Duration::from_micros(gaps.iter().map(micros).sum())
 }
 
+fn pause_max(what: What) -> Duration {
+    match what {
+        What::Cut(Host::Worker(..), Host::Worker(..)) => PAUSE_BETWEEN_RANKS_MAX,
+        _ => PAUSE_MAX,
+    }
+}
+
 /// Returns the streams that a fault has hit: those that stood still after it, within the limit.
 fn hit_by(seed: u64, n_replicas: usize, what: What) -> Vec<Gap> {
     let script = Arc::new(script(seed, n_replicas, what));
@@ -155,16 +166,18 @@ fn hit_by(seed: u64, n_replicas: usize, what: What) -> Vec<Gap> {
     let course = Course { begun_millis: BEGUN_MILLIS, n_tokens: N_TOKENS };
     let outcome = recorded(false, |record| simulate(seed, (&script, course), record, &gaps));
     assert!(outcome.violations.is_empty(), "seed {seed}, {what:?}: {:?}", outcome.violations);
+    assert_eq!(outcome.counts.get(what.label()), Some(&1), "seed {seed}: {what:?} began");
     let gaps = gaps.lock().unwrap().clone();
+    assert_eq!(gaps.len(), N_STREAMS as usize, "seed {seed}, {what:?}");
     let is_hit = |gap: &&Gap| gap.lasted >= HIT && gap.at >= Duration::from_millis(STRUCK_MILLIS);
     let hit: Vec<Gap> = gaps.iter().filter(is_hit).copied().collect();
-    let allowed = PAUSE_MAX + replay(&hit) * REPLAY_TENTHS / 10;
+    let allowed = pause_max(what) + replay(&hit) * REPLAY_TENTHS / 10;
     assert!(hit.iter().all(|gap| gap.lasted <= allowed), "seed {seed}, {what:?}: beyond {allowed:?}: {hit:?}");
     hit
 }
 
 /// Does the same for the first of these hosts with streams: another may be a spare.
-fn check(seed: u64, n_replicas: usize, hosts: &[Host], strike: fn(Host) -> What) -> Vec<Gap> {
+fn check(seed: u64, n_replicas: usize, hosts: &[Host], strike: impl Fn(Host) -> What) -> Vec<Gap> {
     let all = hosts.iter().map(|host| hit_by(seed, n_replicas, strike(*host)));
     let hit = all.into_iter().find(|hit| !hit.is_empty());
     hit.unwrap_or_else(|| panic!("seed {seed}: {:?} hit no stream", strike(hosts[0])))
@@ -185,6 +198,37 @@ fn a_stream_stands_still_for_a_second_and_its_replay_at_most() {
         }
     }
     println!("{n_hit} streams hit, the longest gap {longest:?}");
+}
+
+/// A worker that leaves, and wires that lose everything: between a router and a coordinator, between a coordinator and
+/// a worker, and between two ranks.
+#[test]
+fn drains_and_cut_wires_keep_the_limit() {
+    let workers = [Host::Worker(0, 0), Host::Worker(0, 1)];
+    let coordinators = [Host::Coordinator(0), Host::Coordinator(1)];
+    let mut n_hit = 0;
+    for seed in 0..8 {
+        n_hit += check(seed, 1, &workers, What::Drain).len();
+        n_hit += check(seed, 1, &workers, |worker| What::Cut(Host::Coordinator(0), worker)).len();
+        n_hit += check(seed, 2, &coordinators, |coordinator| What::Cut(Host::Router(0), coordinator)).len();
+        // A single rank has no other one.
+        if seed % 4 > 0 {
+            n_hit += check(seed, 1, &workers[1..], |worker| What::Cut(workers[0], worker)).len();
+        }
+    }
+    println!("{n_hit} streams hit");
+}
+
+/// Running streams do not need the store, and a coordinator that drains waits for them.
+#[test]
+fn a_store_fault_or_a_coordinators_drain_stops_no_stream() {
+    let host = Host::Coordinator(0);
+    for seed in 0..8 {
+        for what in [What::StoreAway, What::StoreCut(host), What::StoreCut(Host::Router(0)), What::Drain(host)] {
+            let hit = hit_by(seed, 2, what);
+            assert!(hit.is_empty(), "seed {seed}, {what:?}: {hit:?}");
+        }
+    }
 }
 
 /// The streams of the reduced replica and those that it takes over have no second pause: it returns to two ranks later.

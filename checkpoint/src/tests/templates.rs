@@ -70,6 +70,21 @@ fn templates_as_transformers_runs_them() {
     check("{{ 'a\nb' | indent(2) }}{{ '%5.1f' | format(2.25) }}", Ok("a\n  b  2.2"));
 }
 
+/// A GGUF's template gets the dates that llama.cpp gives to it, and a template of transformers gets none.
+#[test]
+fn templates_of_a_gguf_get_dates() {
+    let folder = Temporary::folder("dates");
+    let of_gguf = Checkpoint::open(&folder.write("t.gguf", &tiny().bytes())).unwrap().chat_template().unwrap().unwrap();
+    let chat = Conversation::new(vec![json!({ "role": "user", "content": "Hi" })]);
+    let source = "{{ date_string }}|{{ datetime }}";
+    let given = of_gguf.with_source(source).unwrap();
+    assert_eq!(given.render(&chat, LEAP_DAY).unwrap(), "29 Feb 2000|Feb 29 2000");
+    let variables = json!({ "date_string": "1 Jan" }).as_object().cloned().unwrap();
+    let own = Conversation { variables, ..chat.clone() };
+    assert_eq!(given.render(&own, LEAP_DAY).unwrap(), "1 Jan|Feb 29 2000");
+    assert_eq!(ChatTemplate::new(source, None, None).unwrap().render(&chat, LEAP_DAY).unwrap(), "|");
+}
+
 /// The expected texts come from transformers, by `tests/reference/make_templates.py`.
 #[test]
 fn templates_of_models_render_as_in_transformers() {

@@ -103,8 +103,8 @@ impl HttpError {
     pub fn no_stored_item(id: &str) -> HttpError {
         let id: String = id.chars().take(ID_CHARS_MAX).collect();
         let message = format!(
-            "Item with id '{id}' not found: it may have expired, belong to another key, be stored on another router, or \
-             be of a response with `store` set to false; send the item itself"
+            "Item with id '{id}' not found: it may have expired, belong to another key, be stored on another router, \
+             or be of a response with `store` set to false; send the item itself"
         );
         let error = HttpError::bad_request(StatusCode::NOT_FOUND, message);
         HttpError { code: Some("item_not_found"), param: Some("input".to_owned()), ..error }

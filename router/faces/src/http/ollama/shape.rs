@@ -31,7 +31,7 @@ pub fn think(fields: &mut Fields) -> Result<Map<String, Value>, Refusal> {
 
 /// Converts a chat's messages to OpenAI's format. Ollama puts images elsewhere.
 pub fn convert_messages(messages: &mut [Value]) {
-    let mut calls = CallIds::default();
+    let mut calls = OpenCalls::default();
     for members in messages.iter_mut().filter_map(Value::as_object_mut) {
         for (theirs, ours) in [("tool_name", "name"), ("thinking", "reasoning_content")] {
             if let Some(value) = members.remove(theirs) {
@@ -49,13 +49,13 @@ pub fn convert_messages(messages: &mut [Value]) {
 /// The ids of calls. Ollama's messages may be without them: a result then names only its tool. Templates may require
 /// them, and Mistral's requires nine letters and digits.
 #[derive(Default)]
-struct CallIds {
+struct OpenCalls {
     n_generated: usize,
     /// The id and the tool of each call that has no result yet.
     open: Vec<(String, Value)>,
 }
 
-impl CallIds {
+impl OpenCalls {
     fn complete_calls(&mut self, message: &mut Map<String, Value>) {
         let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
         self.open.clear();

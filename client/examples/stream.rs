@@ -1,4 +1,4 @@
-//! Streams an answer: `generate ADDRESS[,ADDRESS..] PROMPT [API_KEY]`.
+//! Streams an answer: `stream ADDRESS[,ADDRESS..] PROMPT [API_KEY]`.
 
 use lockstep_client::v1::generate_reply::Event;
 use lockstep_client::v1::generate_request::Input;
@@ -10,7 +10,7 @@ use std::io::Write;
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let (Some(addresses), Some(prompt)) = (arguments.next(), arguments.next()) else {
-        return Err("usage: generate ADDRESS[,ADDRESS..] PROMPT [API_KEY]".into());
+        return Err("usage: stream ADDRESS[,ADDRESS..] PROMPT [API_KEY]".into());
     };
     let options = ConnectOptions { api_key: arguments.next(), ..ConnectOptions::default() };
     let client = LockstepClient::connect(addresses.split(','), &options)?;
