@@ -55,7 +55,7 @@ struct Call {
 }
 
 enum Ended {
-    Finished(v1::Finished),
+    Finished(Box<v1::Finished>),
     /// The client has enough tokens.
     Left,
 }
@@ -117,7 +117,7 @@ impl Call {
             match reply.event {
                 Some(Event::Started(started)) => self.handle = started.resume.map(|resume| resume.handle),
                 Some(Event::Delta(delta)) => self.take(&delta),
-                Some(Event::Finished(finished)) => return Ok(Ended::Finished(finished)),
+                Some(Event::Finished(finished)) => return Ok(Ended::Finished(Box::new(finished))),
                 Some(Event::PromptLogprobs(_) | Event::PromptProgress(_)) | None => {
                     self.violation("an unrequested event")
                 }

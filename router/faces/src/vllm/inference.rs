@@ -2,7 +2,7 @@
 
 use crate::doors::call::{call_deadline, status, tenant};
 use crate::vllm::requests::{candidate_tokens, finish_info, refuse_unserved, sampling};
-use crate::vllm::running::{AbortableEvent, AbortableGeneration, RunningGuard, RunningRequests, check_id};
+use crate::vllm::running::{AbortableGeneration, RunningGuard, RunningRequests, check_id};
 use proto::v1;
 use proto::v1::generate_request::Input;
 use proto::vllm_server as wire;
@@ -284,8 +284,8 @@ impl Stream for TextReplies {
                 return Poll::Ready(Some(Ok(reply)));
             }
             match ready!(self.events.poll_event(context)) {
-                Some(Ok(AbortableEvent::Output(index, event))) => self.add_event(index, event),
-                Some(Ok(AbortableEvent::Aborted)) => self.abort(),
+                Some(Ok(Some((index, event)))) => self.add_event(index, event),
+                Some(Ok(None)) => self.abort(),
                 Some(Err(refusal)) => return Poll::Ready(Some(Err(to_status(refusal)))),
                 None => return Poll::Ready(None),
             }

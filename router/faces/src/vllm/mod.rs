@@ -2,7 +2,7 @@
 //! searched in the text. Has no knowledge of replicas.
 
 use crate::doors::call::{call_deadline, status, tenant};
-use crate::vllm::running::{AbortableEvent, AbortableGeneration, RunningGuard, check_id};
+use crate::vllm::running::{AbortableGeneration, RunningGuard, check_id};
 use crate::vllm::words::{TokenCounts, input_logprobs, output_logprobs, sampling};
 use bytes::Bytes;
 use proto::v1;
@@ -382,8 +382,8 @@ impl Stream for EngineReplies {
                 return Poll::Ready(Some(Ok(reply)));
             }
             match ready!(self.events.poll_event(context)) {
-                Some(Ok(AbortableEvent::Output(index, event))) => self.add_event(index, event),
-                Some(Ok(AbortableEvent::Aborted)) => self.abort(),
+                Some(Ok(Some((index, event)))) => self.add_event(index, event),
+                Some(Ok(None)) => self.abort(),
                 Some(Err(refusal)) => return Poll::Ready(Some(Err(to_status(refusal)))),
                 None => return Poll::Ready(None),
             }

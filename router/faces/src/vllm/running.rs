@@ -86,11 +86,8 @@ pub struct AbortableGeneration {
     _guard: Option<RunningGuard>,
 }
 
-pub enum AbortableEvent {
-    Output(u32, GenerationEvent),
-    /// Nothing follows.
-    Aborted,
-}
+/// An event of a choice. None for an abort, which nothing follows.
+type AbortableEvent = Option<(u32, GenerationEvent)>;
 
 impl AbortableGeneration {
     pub fn new(generation: Generation, guard: Option<RunningGuard>) -> AbortableGeneration {
@@ -113,9 +110,9 @@ impl AbortableGeneration {
         let Some(generation) = &mut self.generation else { return Poll::Ready(None) };
         if self.aborted.as_mut().is_some_and(|aborted| aborted.as_mut().poll(context).is_ready()) {
             self.generation = None;
-            return Poll::Ready(Some(Ok(AbortableEvent::Aborted)));
+            return Poll::Ready(Some(Ok(None)));
         }
         let event = ready!(Pin::new(generation).poll_next(context));
-        Poll::Ready(event.map(|event| event.map(|(choice, event)| AbortableEvent::Output(choice, event))))
+        Poll::Ready(event.map(|event| event.map(Some)))
     }
 }

@@ -77,7 +77,7 @@ impl Read {
         }
     }
 
-    async fn to_end(&mut self, answer: &mut AnswerStream) {
+    async fn read_to_end(&mut self, answer: &mut AnswerStream) {
         while let Some(event) = answer.next_event().await.unwrap() {
             self.add(event);
         }
@@ -95,7 +95,7 @@ fn an_answer_continues_at_another_router_wherever_it_breaks_off() {
             let sampling = v1::Sampling { seed: Some(7), prompt_logprobs: Some(0), ..Default::default() };
             let request = GenerateRequest { sampling: Some(sampling), ..request("Hi") };
             let mut whole = Read::default();
-            whole.to_end(&mut client_of(&[first.grpc]).generate(request.clone())).await;
+            whole.read_to_end(&mut client_of(&[first.grpc]).generate(request.clone())).await;
             assert_eq!((whole.text.as_str(), whole.n_started, whole.n_scored), ("Hello, world", 1, 1));
             first.fake.script(|script| script.hold_at = n_read);
             let (mut answer, mut read) = (client_of(&[relay.address, second.grpc]).generate(request), Read::default());
@@ -103,7 +103,7 @@ fn an_answer_continues_at_another_router_wherever_it_breaks_off() {
             read.until_tokens(&mut answer, n_read).await;
             first.fake.script(|script| script.hold_at = usize::MAX);
             relay.cut();
-            read.to_end(&mut answer).await;
+            read.read_to_end(&mut answer).await;
             assert_eq!(read, whole, "cut behind {n_read} tokens");
             first.close().await;
             second.close().await;
@@ -117,7 +117,7 @@ fn a_router_that_is_away_is_passed_over() {
         let house = House::open(config()).await;
         let away = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         let (mut answer, mut read) = (client_of(&[away, house.grpc]).generate(request("Hi")), Read::default());
-        read.to_end(&mut answer).await;
+        read.read_to_end(&mut answer).await;
         assert_eq!(read.text, "Hello, world");
         assert_eq!(answer.next_event().await.unwrap(), None);
         let mut nowhere = client_of(&[away]).generate(request("Hi"));
@@ -165,7 +165,7 @@ fn the_key_reaches_the_router() {
         let options = ConnectOptions { api_key: Some("secret-key".into()), ..ConnectOptions::default() };
         let client = LockstepClient::connect([format!("http://{}", house.grpc)], &options).unwrap();
         let mut read = Read::default();
-        read.to_end(&mut client.generate(request("Hi"))).await;
+        read.read_to_end(&mut client.generate(request("Hi"))).await;
         assert_eq!(read.text, "Hello, world");
         let models = client.inference().list_models(v1::ListModelsRequest {}).await.unwrap().into_inner().models;
         assert_eq!(models[0].id, "toy");
