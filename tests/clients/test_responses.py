@@ -257,6 +257,47 @@ def codex_request(items, **more):
     } | more
 
 
+class CustomTools(unittest.TestCase):
+    """A tool whose calls have a text instead of arguments."""
+
+    TOOL = {
+        "type": "custom", "name": "plot", "description": "Draws a line through points.",
+        "format": {"type": "grammar", "syntax": "regex", "definition": r'(\d,\d\n){3}"\\end"'},
+    }
+
+    def send(self, **more):
+        items = [{"role": "user", "content": "Draw three points."}]
+        return request(input=items, tools=[self.TOOL, TOOL], max_output_tokens=200) | more
+
+    def test_a_forced_call_streamed_and_whole(self):
+        for choice in ["required", {"type": "custom", "name": "plot"}]:
+            sent = self.send(tool_choice=choice) | ({"tools": [self.TOOL]} if choice == "required" else {})
+            (call,) = client.responses.create(**sent, parallel_tool_calls=False).output
+            self.assertEqual((call.type, call.name, call.status), ("custom_tool_call", "plot", "completed"))
+            self.assertRegex(call.input, r'^(\d,\d\n){3}"\\end"$')
+            deltas, done, items = "", None, []
+            for event in client.responses.create(**sent, parallel_tool_calls=False, stream=True):
+                if event.type == "response.custom_tool_call_input.delta":
+                    deltas += event.delta
+                elif event.type == "response.custom_tool_call_input.done":
+                    done = event.input
+                elif event.type == "response.output_item.done":
+                    items.append(event.item)
+            self.assertEqual((deltas, done), (call.input, call.input))
+            self.assertEqual([(item.type, item.name, item.input) for item in items], [(call.type, "plot", call.input)])
+
+    def test_the_output_of_a_call_continues_the_conversation(self):
+        first = client.responses.create(**self.send(tool_choice="required", tools=[self.TOOL]))
+        call = first.output[0]
+        result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "drawn"}
+        stored = client.responses.create(**request(
+            input=[result], previous_response_id=first.id, tools=[self.TOOL], tool_choice="none"))
+        sent = [*self.send()["input"], *(item.model_dump(exclude_none=True) for item in first.output), result]
+        again = client.responses.create(**request(input=sent, tools=[self.TOOL], tool_choice="none"))
+        self.assertEqual((stored.output_text, stored.usage.input_tokens), (again.output_text, again.usage.input_tokens))
+        self.assertEqual(stored.tools[0].model_dump(exclude_none=True), self.TOOL)
+
+
 class Codex(unittest.TestCase):
     """Calls are forced: the tests check how a call is passed, not how well a small model chooses."""
 

@@ -59,6 +59,10 @@ fn flat(name: &str) -> Value {
     with(json!({ "type": "function" }), function(name))
 }
 
+fn custom(format: Value) -> Value {
+    json!({ "type": "custom", "name": "patch", "description": "Changes a file.", "format": format })
+}
+
 fn request_body(more: Value) -> Value {
     let tools = json!([flat("weather"), flat("clock")]);
     with(json!({ "model": "toy", "input": "Hi", "seed": 5, "tools": tools }), more)
@@ -102,8 +106,10 @@ fn collect_output(events: &[Value]) -> Value {
         assert_eq!(item["status"], "in_progress", "{event}");
         if kind == "output_item.done" {
             let (text, parts) = (item["arguments"].clone(), [item["content"].clone(), item["summary"].clone()]);
+            let input = item["input"].clone();
             *item = event["item"].clone();
             assert_eq!((&item["arguments"], [&item["content"], &item["summary"]]), (&text, [&parts[0], &parts[1]]));
+            assert_eq!(item["input"], input);
             continue;
         }
         assert_eq!(event["item_id"], item["id"], "{event}");
@@ -118,6 +124,8 @@ fn collect_output(events: &[Value]) -> Value {
             ("function_call_arguments", "done") => {
                 assert_eq!((&event["arguments"], &event["name"]), (&item["arguments"], &item["name"]));
             }
+            ("custom_tool_call_input", "delta") => grow(&mut item["input"], &event["delta"]),
+            ("custom_tool_call_input", "done") => assert_eq!(event["input"], item["input"]),
             (_, "delta") => grow(&mut item[place][0]["text"], &event["delta"]),
             (_, "done") => assert_eq!(event["text"], item[place][0]["text"]),
             other => panic!("{other:?}"),
@@ -423,7 +431,8 @@ fn what_cannot_be_done_is_refused_by_its_name() {
             (json!({ "model": 5 }), "model"),
             (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
             (json!({ "tools": [flat("weather"), { "type": "local_shell" }] }), "tools[1].type"),
-            (json!({ "tools": [{ "type": "custom", "name": "patch" }] }), "tools[0].type"),
+            (json!({ "tools": [{ "type": "custom" }] }), "tools[0].name"),
+            (json!({ "tools": [custom(json!({ "type": "grammar", "syntax": "lark" }))] }), "tools[0].format.syntax"),
             (json!({ "tools": [nested("weather")] }), "tools[0].name"),
             (json!({ "tools": [flat("a"), flat("a")] }), "tools[1].name"),
             (tool(json!({ "parameters": [] })), "tools[0].parameters"),
@@ -448,6 +457,34 @@ fn what_cannot_be_done_is_refused_by_its_name() {
             assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)), "{more}: {reply:?}");
         }
         assert_eq!(house.fake.seen(), []);
+        house.close().await;
+    });
+}
+
+/// The model calls a function with one argument, whose escapes the client does not see.
+#[test]
+fn a_custom_call_has_a_text() {
+    run(async {
+        let written = "{\"input\": \"a \\\"b\\\"\\n\\u00e9\\ud83d\\ude00\"}";
+        let call = format!("<tool_call>\n{{\"name\": \"patch\", \"arguments\": {written}}}\n</tool_call>");
+        let house = open(&format!("{THOUGHT}{call}")).await;
+        let tools = json!([custom(json!({ "type": "text" })), flat("weather")]);
+        let body = |more| with(request_body(json!({ "tools": tools })), more);
+        let whole = post(house.http, RESPONSES, &body(json!({}))).await.json();
+        let item = &whole["output"][1];
+        let expected = json!({
+            "id": item["id"], "type": "custom_tool_call", "status": "completed", "call_id": item["call_id"],
+            "name": "patch", "input": "a \"b\"\n\u{e9}\u{1f600}",
+        });
+        assert_eq!(item, &expected);
+        assert!(item["id"].as_str().unwrap().starts_with("ctc_"), "{item}");
+        assert_eq!(whole["tools"][0], tools[0]);
+        let stream = post(house.http, RESPONSES, &body(json!({ "stream": true }))).await;
+        let streamed = collect_output(&events(&stream));
+        assert_eq!((&streamed[1]["input"], &streamed[1]["name"]), (&item["input"], &item["name"]));
+        let result = json!({ "type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done" });
+        let history = json!({ "input": [{ "role": "user", "content": "Hi" }, item, result], "store": false });
+        assert_eq!(post(house.http, RESPONSES, &body(history)).await.status, 200);
         house.close().await;
     });
 }

@@ -2,13 +2,15 @@
 //! become one message again. Has no knowledge of answers.
 
 use crate::http::fields::{Fields, wrong_type};
+use crate::http::responses::custom;
 use crate::http::single::{invalid, objects, text_message, text_of};
 use proto::v1;
 use router::refusal::Refusal;
 use serde_json::{Value, json};
 
 const TEXT_KINDS: [&str; 3] = ["input_text", "output_text", "text"];
-const NO_ITEM: &str = "is not supported here; only message, function_call, function_call_output and reasoning are";
+const NO_ITEM: &str = "is not supported here; only message, reasoning, function_call, function_call_output, \
+                       custom_tool_call and custom_tool_call_output are";
 
 /// Takes the items of the field `input`.
 pub fn items(fields: &mut Fields) -> Result<Vec<Value>, Refusal> {
@@ -46,7 +48,8 @@ impl InputTurns {
             None | Some(Some("message")) => self.add_message(field, item),
             Some(Some("reasoning")) => self.add_thought(field, item),
             Some(Some("function_call")) => self.add_call(field, item),
-            Some(Some("function_call_output")) => self.add_result(field, item),
+            Some(Some("custom_tool_call")) => self.add_custom_call(field, item),
+            Some(Some("function_call_output" | "custom_tool_call_output")) => self.add_result(field, item),
             Some(_) => Err(invalid(format!("{field}.type"), NO_ITEM)),
         }
     }
@@ -88,13 +91,23 @@ impl InputTurns {
         if !arguments.trim().is_empty() && serde_json::from_str::<Value>(&arguments).is_err() {
             return Err(invalid(format!("{field}.arguments"), "is not JSON"));
         }
+        self.push_call(v1::ToolCall { id, name, arguments });
+        Ok(())
+    }
+
+    fn add_custom_call(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
+        let (id, name) = (string(field, item, "call_id")?, string(field, item, "name")?);
+        self.push_call(v1::ToolCall { id, name, arguments: custom::arguments(&string(field, item, "input")?) });
+        Ok(())
+    }
+
+    fn push_call(&mut self, call: v1::ToolCall) {
         if self.messages.last().is_none_or(|last| last.role != "assistant") {
             self.messages.push(text_message("assistant", String::new()));
         }
         if let Some(last) = self.messages.last_mut() {
-            last.tool_calls.push(v1::ToolCall { id, name, arguments });
+            last.tool_calls.push(call);
         }
-        Ok(())
     }
 
     fn add_result(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
@@ -178,6 +191,7 @@ mod tests {
             (json!({ "type": "function_call", "call_id": "a", "name": "f", "arguments": "{" }), "input[0].arguments"),
             (json!({ "type": "function_call_output", "call_id": "a" }), "input[0].output"),
             (json!({ "type": "function_call_output", "output": "a" }), "input[0].call_id"),
+            (json!({ "type": "custom_tool_call", "call_id": "a", "name": "f" }), "input[0].input"),
             (json!({ "type": "reasoning", "summary": [], "encrypted_content": "x" }), "input[0].encrypted_content"),
             (json!({ "type": "reasoning", "summary": [{ "type": "text" }] }), "input[0].summary[0].type"),
         ] {

@@ -69,6 +69,8 @@ fn prefix(item: &Value) -> &'static str {
         Some("reasoning") => "rs",
         Some("function_call") => "fc",
         Some("function_call_output") => "fco",
+        Some("custom_tool_call") => "ctc",
+        Some("custom_tool_call_output") => "ctco",
         _ => "msg",
     }
 }

@@ -1,13 +1,14 @@
-//! `/v1/responses`: OpenAI's newer API, for text and function calls.
+//! `/v1/responses`: OpenAI's newer API, for text, and for calls of functions and custom tools.
 //!
 //! Read `input` (items to a chat), `tools` and `settings` (the rest of a request), then `output` (a chat's deltas to
 //! items and events), `reply` (the object, to which `raw` adds tokens) and `writer` (the stream). `background` runs a
-//! response without its client, and `follow` streams its events. `finalizer` stores a response that has ended, and
-//! `stored` has the pages for stored responses. `conversations` has those that clients store themselves, made of
-//! `items`, and `lists` shows both. `references` finds single stored items of either.
+//! response without its client, and `follow` streams its events. `custom` reads the texts of custom tools. `finalizer`
+//! stores a response that has ended, and `stored` has the pages for stored responses. `conversations` has those that
+//! clients store themselves, made of `items`, and `lists` shows both. `references` finds single stored items of either.
 
 mod background;
 pub mod conversations;
+mod custom;
 mod finalizer;
 mod follow;
 mod input;
@@ -51,6 +52,7 @@ use router::refusal::Refusal;
 use router::replicas::models::talk::PARAMETERS;
 use router::replicas::models::text::ModelText;
 use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::sync::Arc;
 use tokio_stream::StreamExt;
 use types::{TenantId, Tokens};
@@ -265,7 +267,8 @@ impl ResponseRequest {
             false => page.complete_request(parsed, is_stream.then(StreamOptions::default), &front.config.limits)?,
         };
         let (thoughts_in_summary, has_logprobs) = (reasoning.in_summary, logprobs.is_some());
-        let options = OutputOptions { thoughts_in_summary, has_logprobs, has_raw, timings_in_each };
+        let custom = tools.custom;
+        let options = OutputOptions { thoughts_in_summary, has_logprobs, has_raw, timings_in_each, custom };
         Ok(ResponseRequest { parsed, is_stream, is_background, options, settings, finalizer, to_error })
     }
 }
@@ -340,6 +343,8 @@ struct OutputOptions {
     has_raw: bool,
     /// Each event of text includes the times so far.
     timings_in_each: bool,
+    /// The names of tools whose calls have a text instead of arguments.
+    custom: HashSet<String>,
 }
 
 impl OutputOptions {
@@ -356,6 +361,7 @@ impl OutputOptions {
             None => None,
         };
         let names = self.has_logprobs.then_some(text);
-        Ok(OutputItems::new(id, self.thoughts_in_summary).with_logprobs(names).with_raw(raw))
+        let output = OutputItems::new(id, self.thoughts_in_summary).with_logprobs(names).with_raw(raw);
+        Ok(output.with_custom_tools(self.custom))
     }
 }

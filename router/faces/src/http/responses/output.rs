@@ -2,10 +2,12 @@
 //! their events. The same code builds a whole answer and a stream. Has no knowledge of requests.
 
 use crate::http::format::{TokenNames, token_logprob_values};
+use crate::http::responses::custom::InputReader;
 use crate::http::responses::raw::RawMessages;
 use proto::v1;
 use router::replicas::models::text::ModelText;
 use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// The events of items, in order, if there is a reader.
@@ -48,6 +50,8 @@ pub struct OutputItems {
     pending_logprobs: Vec<v1::Logprob>,
     /// Prompt and answer as tokens, if the client requested them.
     raw: Option<RawMessages>,
+    /// The names of custom tools.
+    custom: HashSet<String>,
 }
 
 struct OutputItem {
@@ -60,6 +64,7 @@ enum ItemBody {
     Thought { text: String, in_summary: bool },
     Text { text: String, logprobs: Vec<Value> },
     Call { id: String, name: String, arguments: String },
+    CustomCall { id: String, name: String, input: String, reader: InputReader },
 }
 
 const GROWS: &str = "in_progress";
@@ -81,7 +86,13 @@ impl OutputItems {
             names,
             pending_logprobs,
             raw,
+            custom: HashSet::new(),
         }
+    }
+
+    /// The same, where calls of these tools have a text instead of arguments.
+    pub fn with_custom_tools(self, custom: HashSet<String>) -> OutputItems {
+        OutputItems { custom, ..self }
     }
 
     /// The same with logprobs of texts.
@@ -159,8 +170,8 @@ impl OutputItems {
         if self.items.is_empty() {
             self.begin(ItemBody::no_text(), events);
         }
-        let n_calls = self.items.iter().filter(|item| matches!(item.body, ItemBody::Call { .. })).count();
-        let is_call = matches!(self.items.last().map(|item| &item.body), Some(ItemBody::Call { .. }));
+        let n_calls = self.items.iter().filter(|item| item.body.is_call()).count();
+        let is_call = self.items.last().is_some_and(|item| item.body.is_call());
         let is_cut = match is_call {
             true => n_calls > finished.tool_calls as usize,
             false => finished.reason() == v1::finished::Reason::Length,
@@ -195,10 +206,18 @@ impl OutputItems {
         // Only a call's first part has its name.
         if !part.name.is_empty() {
             let (id, name) = (part.id.clone(), part.name.clone());
-            self.begin(ItemBody::Call { id, name, arguments: String::new() }, events);
+            let body = match self.custom.contains(&name) {
+                true => ItemBody::CustomCall { id, name, input: String::new(), reader: InputReader::default() },
+                false => ItemBody::Call { id, name, arguments: String::new() },
+            };
+            self.begin(body, events);
         }
-        if !part.arguments.is_empty() {
-            self.extend_last(&part.arguments, Vec::new(), events);
+        let read = match self.open_item().map(|item| &mut item.body) {
+            Some(ItemBody::CustomCall { reader, .. }) => reader.push(&part.arguments),
+            _ => part.arguments.clone(),
+        };
+        if !read.is_empty() {
+            self.extend_last(&read, Vec::new(), events);
         }
     }
 
@@ -280,6 +299,10 @@ impl OutputItem {
                 "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name,
                 "arguments": arguments,
             }),
+            ItemBody::CustomCall { id: call_id, name, input, .. } => json!({
+                "id": id, "type": "custom_tool_call", "status": status, "call_id": call_id, "name": name,
+                "input": input,
+            }),
         }
     }
 
@@ -287,7 +310,7 @@ impl OutputItem {
     fn event(&self, index: usize, kind: &str, name: &str, value: Value) -> Value {
         let mut event = json!({ "type": format!("response.{kind}"), "item_id": self.id, "output_index": index });
         match &self.body {
-            ItemBody::Call { .. } => {}
+            ItemBody::Call { .. } | ItemBody::CustomCall { .. } => {}
             ItemBody::Thought { in_summary: true, .. } => event["summary_index"] = 0.into(),
             ItemBody::Thought { .. } | ItemBody::Text { .. } => event["content_index"] = 0.into(),
         }
@@ -306,6 +329,7 @@ impl ItemBody {
             ItemBody::Thought { .. } => "rs",
             ItemBody::Text { .. } => "msg",
             ItemBody::Call { .. } => "fc",
+            ItemBody::CustomCall { .. } => "ctc",
         }
     }
 
@@ -316,27 +340,34 @@ impl ItemBody {
             ItemBody::Thought { .. } => "reasoning_text",
             ItemBody::Text { .. } => "output_text",
             ItemBody::Call { .. } => "function_call_arguments",
+            ItemBody::CustomCall { .. } => "custom_tool_call_input",
         }
     }
 
     /// Returns the member of an event that has the whole text.
     fn text_member(&self) -> &'static str {
-        if matches!(self, ItemBody::Call { .. }) { "arguments" } else { "text" }
+        match self {
+            ItemBody::Call { .. } => "arguments",
+            ItemBody::CustomCall { .. } => "input",
+            ItemBody::Thought { .. } | ItemBody::Text { .. } => "text",
+        }
+    }
+
+    fn is_call(&self) -> bool {
+        matches!(self, ItemBody::Call { .. } | ItemBody::CustomCall { .. })
     }
 
     fn text(&self) -> &str {
         match self {
-            ItemBody::Thought { text, .. } | ItemBody::Text { text, .. } | ItemBody::Call { arguments: text, .. } => {
-                text
-            }
+            ItemBody::Thought { text, .. } | ItemBody::Text { text, .. } => text,
+            ItemBody::Call { arguments: text, .. } | ItemBody::CustomCall { input: text, .. } => text,
         }
     }
 
     fn text_mut(&mut self) -> &mut String {
         match self {
-            ItemBody::Thought { text, .. } | ItemBody::Text { text, .. } | ItemBody::Call { arguments: text, .. } => {
-                text
-            }
+            ItemBody::Thought { text, .. } | ItemBody::Text { text, .. } => text,
+            ItemBody::Call { arguments: text, .. } | ItemBody::CustomCall { input: text, .. } => text,
         }
     }
 
@@ -351,7 +382,7 @@ impl ItemBody {
                 let part = json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs });
                 Some(("content", part))
             }
-            ItemBody::Call { .. } => None,
+            ItemBody::Call { .. } | ItemBody::CustomCall { .. } => None,
         }
     }
 }

@@ -1,7 +1,8 @@
-//! The tools of a response, which are flat where a chat's are nested, and the tool choice. Only functions, which the
-//! client runs, are supported. Other kinds would run on the server, and are refused by name.
+//! The tools of a response, which are flat where a chat's are nested, and the tool choice. Functions and custom tools,
+//! which the client runs, are supported. Other kinds would run on the server, and are refused by name.
 
 use crate::http::fields::{Fields, wrong_type};
+use crate::http::responses::custom;
 use crate::http::single::invalid;
 use proto::v1;
 use proto::v1::tool_choice::Mode;
@@ -11,13 +12,16 @@ use std::collections::HashSet;
 
 /// How many characters of an unknown kind a refusal repeats.
 const KIND_CHARS_MAX: usize = 40;
-const MUST: &str =
-    "must be none, auto, required, {\"type\": \"function\", \"name\": ..} or {\"type\": \"allowed_tools\", ..}";
+const CUSTOM: &str = "custom";
+const MUST: &str = "must be none, auto, required, {\"type\": \"function\" or \"custom\", \"name\": ..} or \
+                    {\"type\": \"allowed_tools\", ..}";
 
 /// The tools in the prompt, and those that the reply repeats.
 pub struct ToolSettings {
     /// In a chat's format.
     pub chat_tools: Vec<String>,
+    /// The names of tools whose calls have a text and no arguments.
+    pub custom: HashSet<String>,
     pub choice: Option<v1::ToolChoice>,
     pub is_parallel: bool,
     pub shown: Vec<Value>,
@@ -46,6 +50,7 @@ pub fn read(fields: &mut Fields) -> Result<ToolSettings, Refusal> {
     let is_allowed = |of: &&FunctionTool| allowed.as_ref().is_none_or(|names| names.contains(&of.name));
     Ok(ToolSettings {
         chat_tools: functions.iter().filter(is_allowed).map(|of| of.chat_tool.to_string()).collect(),
+        custom: functions.iter().filter(|of| of.shown["type"] == CUSTOM).map(|of| of.name.clone()).collect(),
         choice: tool_choice,
         is_parallel: fields.boolean("parallel_tool_calls")?.unwrap_or(true),
         shown: functions.into_iter().map(|of| of.shown).collect(),
@@ -64,21 +69,19 @@ fn function(i: usize, value: Value) -> Result<Option<FunctionTool>, Refusal> {
     let Value::Object(object) = value else { return Err(wrong_type(format!("tools[{i}]"), "an object", &value)) };
     match object.get("type").and_then(Value::as_str) {
         Some("function") => {}
+        Some(CUSTOM) => return custom_tool(i, object).map(Some),
         // Codex sends this with every request: a search that may not leave the server, where there is nothing to find.
         Some("web_search") if object.get("external_web_access") == Some(&Value::Bool(false)) => return Ok(None),
         Some(kind) => {
             let kind: String = kind.chars().take(KIND_CHARS_MAX).collect();
             return Err(invalid(
                 format!("tools[{i}].type"),
-                &format!("`{kind}` is not supported here; only functions are"),
+                &format!("`{kind}` is not supported here; only functions and custom tools are"),
             ));
         }
-        None => return Err(invalid(format!("tools[{i}].type"), "must be `function`")),
+        None => return Err(invalid(format!("tools[{i}].type"), "must be `function` or `custom`")),
     }
-    let name = match object.get("name").and_then(Value::as_str) {
-        Some(name) if !name.is_empty() => name.to_owned(),
-        _ => return Err(invalid(format!("tools[{i}].name"), "must be a name")),
-    };
+    let name = tool_name(i, &object)?;
     match object.get("parameters") {
         None | Some(Value::Null | Value::Object(_)) => {}
         Some(other) => {
@@ -104,6 +107,31 @@ fn function(i: usize, value: Value) -> Result<Option<FunctionTool>, Refusal> {
     Ok(Some(FunctionTool { name, chat_tool, shown }))
 }
 
+/// The model sees it as a strict function with the text as its one argument.
+fn custom_tool(i: usize, object: Map<String, Value>) -> Result<FunctionTool, Refusal> {
+    let name = tool_name(i, &object)?;
+    let member = |name: &str| object.get(name).cloned().unwrap_or(Value::Null);
+    let parameters = custom::parameters(&format!("tools[{i}].format"), object.get("format"))?;
+    let format = object.get("format").filter(|format| !format.is_null()).cloned();
+    let shown = json!({
+        "type": CUSTOM,
+        "name": name,
+        "description": member("description"),
+        "format": format.unwrap_or_else(|| json!({ "type": "text" })),
+    });
+    let mut of_chat = Map::from_iter([("name".to_owned(), Value::from(name.as_str()))]);
+    of_chat.extend(object.get_key_value("description").map(|(key, value)| (key.clone(), value.clone())));
+    of_chat.extend([("parameters".to_owned(), parameters), ("strict".to_owned(), true.into())]);
+    Ok(FunctionTool { name, chat_tool: json!({ "type": "function", "function": of_chat }), shown })
+}
+
+fn tool_name(i: usize, object: &Map<String, Value>) -> Result<String, Refusal> {
+    match object.get("name").and_then(Value::as_str) {
+        Some(name) if !name.is_empty() => Ok(name.to_owned()),
+        _ => Err(invalid(format!("tools[{i}].name"), "must be a name")),
+    }
+}
+
 /// The tool choice, and the only tools that it allows.
 #[derive(Default)]
 struct ToolSelection {
@@ -117,7 +145,7 @@ fn choice(value: &Value) -> Result<ToolSelection, Refusal> {
         return Ok(ToolSelection { tool_choice: Some(tool_choice), allowed: None });
     }
     match value["type"].as_str() {
-        Some("function") => {
+        Some("function" | CUSTOM) => {
             let name = name_of(value).ok_or_else(|| Refusal::invalid("tool_choice", MUST))?;
             Ok(ToolSelection { tool_choice: Some(v1::ToolChoice { mode: Mode::Required.into(), name }), allowed: None })
         }
@@ -131,7 +159,7 @@ fn parse_allowed_tools(value: &Value) -> Result<ToolSelection, Refusal> {
     let tool_choice =
         word.and_then(mode).ok_or_else(|| Refusal::invalid("tool_choice.mode", "must be auto or required"))?;
     let names = value["tools"].as_array().filter(|all| !all.is_empty()).and_then(|all| {
-        let functions = all.iter().map(|of| name_of(of).filter(|_| of["type"] == "function"));
+        let functions = all.iter().map(|of| name_of(of).filter(|_| of["type"] == "function" || of["type"] == CUSTOM));
         functions.collect::<Option<HashSet<String>>>()
     });
     match names {
