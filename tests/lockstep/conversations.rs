@@ -95,14 +95,16 @@ fn n_reusable(rounds: &[(Vec<Request>, Vec<Answer>)]) -> usize {
     n
 }
 
-async fn trees_answer_as_if_cold(model: &str, seed: u64) {
+/// Returns how many positions were reused with plenty of memory, and how many could have been.
+async fn trees_answer_as_if_cold(model: &str, seed: u64) -> (usize, usize) {
     let base = Setup::new(reference_model(model), "int8", "f16");
     let rounds = cold_rounds(&base, seed).await;
     let reusable = n_reusable(&rounds);
     // Once with plenty of memory; and once with little, so that states and blocks are dropped and requests are
     // preempted.
     let crowded = Setup { n_blocks: CROWDED_BLOCKS, chunk_tokens_max: 48, ..base.on(2, 1) };
-    for (way, setup, least) in [("alone", base, reusable * 17 / 20), ("crowded", crowded, 1)] {
+    let mut n_reused_of_all = Vec::new();
+    for (way, setup) in [("alone", base), ("crowded", crowded)] {
         let mut replica = Replica::start(&Setup { prefix_cache: true, ..setup }).await;
         let mut n_reused = 0;
         for (requests, expected) in &rounds {
@@ -115,8 +117,10 @@ async fn trees_answer_as_if_cold(model: &str, seed: u64) {
         }
         println!("{model}, seed {seed}, {way}: {n_reused} of {reusable} positions reused, {} hits", replica.n_cached());
         replica.stop().await;
-        assert!(n_reused >= least, "{model}, seed {seed}, {way}: {n_reused} of {reusable} positions were reused");
+        assert!(n_reused > 0, "{model}, seed {seed}, {way}: no position was reused");
+        n_reused_of_all.push(n_reused);
     }
+    (n_reused_of_all[0], reusable)
 }
 
 /// `LOCKSTEP_TEST_TREES` sets the number of trees for each model.
@@ -124,9 +128,14 @@ async fn trees_answer_as_if_cold(model: &str, seed: u64) {
 async fn trees_of_conversations_answer_as_if_cold() {
     let n_trees = std::env::var("LOCKSTEP_TEST_TREES").map_or(N_TREES, |n| n.parse().unwrap());
     for (i, model) in (0..).zip(["qwen3-next", "granite4", "lfm2", "nemotron-h"]) {
+        let (mut n_reused, mut n_reusable) = (0, 0);
         for seed in 0..n_trees.div_ceil(N_TREES) as u64 {
-            trees_answer_as_if_cold(model, 4 * seed + i).await;
+            let (reused, reusable) = trees_answer_as_if_cold(model, 4 * seed + i).await;
+            (n_reused, n_reusable) = (n_reused + reused, n_reusable + reusable);
         }
+        println!("{model}: {n_reused} of {n_reusable} positions reused");
+        // Which states a recurrent model keeps depends on where prompts branch: single trees reuse less.
+        assert!(n_reused >= n_reusable * 17 / 20, "{model}: {n_reused} of {n_reusable} positions were reused");
     }
 }
 
