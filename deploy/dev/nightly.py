@@ -14,18 +14,17 @@ import pathlib
 import platform
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benches"))
+import quiet  # noqa: E402
+
 LOGS = ROOT / "target/nightly"
 TABLE = ROOT / "benches/results/nightly.md"
 SERVER = ROOT / "target/release/lockstep"
-READY_MAX_S = 120
 TESTS = r"test result: .*?(\d+ passed; \d+ failed)"
 PYTHON_TESTS = r"(\d+ passed, \d+ failed)"
 
@@ -113,9 +112,8 @@ def output(*command):
 
 def commit():
     """The commit of this tree; with a plus sign if something but results differs from it."""
-    changed = [line[3:] for line in output("git", "status", "--porcelain").splitlines()]
-    is_changed = any(not path.startswith("benches/results/") for path in changed)
-    return output("git", "rev-parse", "--short", "HEAD") + ("+" if is_changed else "")
+    changed = output("git", "status", "--porcelain", "--", ":/", ":(exclude,top)benches/results")
+    return output("git", "rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
 def processor():
@@ -123,43 +121,6 @@ def processor():
     values = {line.split(":")[0].strip(): line.split(":")[1].strip() for line in lines if ":" in line}
     family = f"family {values['cpu family']}, model {values['model']}" if "cpu family" in values else ""
     return f"{os.cpu_count()} x {values.get('model name', platform.machine())} ({family})"
-
-
-class Server:
-    """`lockstep serve` of the default model on free ports of the loopback, ended with its block."""
-
-    def __init__(self, flags):
-        self.address, grpc = (f"127.0.0.1:{free_port()}" for _ in range(2))
-        command = [str(SERVER), "serve", "smollm2", "--http", self.address, "--grpc", grpc, *flags]
-        self.log = open(LOGS / "server.log", "w", encoding="utf-8")
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
-
-    def __enter__(self):
-        deadline = time.monotonic() + READY_MAX_S
-        while not self.is_ready():
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                self.__exit__()
-                raise RuntimeError(f"the server is not ready: see {self.log.name}")
-            time.sleep(0.2)
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
-        self.log.close()
-
-    def is_ready(self):
-        try:
-            with urllib.request.urlopen(f"http://{self.address}/ready", timeout=5) as reply:
-                return reply.status == 200
-        except (urllib.error.URLError, OSError):
-            return False
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def run_target(part, address):
@@ -186,8 +147,11 @@ def run_part(part, run):
     if part.server is None:
         outcome = run_target(part, None)
     else:
-        with Server(part.server) as server:
-            outcome = run_target(part, server.address)
+        port, grpc = quiet.free_port(), quiet.free_port()
+        http = f"{quiet.LOOPBACK}:{port}"
+        command = [SERVER, "serve", "smollm2", "--http", http, "--grpc", f"{quiet.LOOPBACK}:{grpc}", *part.server]
+        with quiet.Server([command], port, "/ready"):
+            outcome = run_target(part, http)
     shown = figure(part)
     # A target that shows no figure has not done its work.
     if outcome == "passed" and not shown:
