@@ -4,7 +4,6 @@ use axum::Router;
 use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use http::Uri;
-use http::uri::PathAndQuery;
 use std::sync::Arc;
 
 /// Serves the pages with and without the prefix. An empty prefix changes nothing.
@@ -25,10 +24,14 @@ pub fn with_prefix(pages: Router, prefix: String) -> Router {
 /// None if the path does not begin with the prefix.
 fn without_prefix(uri: &Uri, prefix: &str) -> Option<Uri> {
     let rest = uri.path().strip_prefix(prefix).filter(|rest| rest.is_empty() || rest.starts_with('/'))?;
-    let path = if rest.is_empty() { "/" } else { rest };
-    let path = uri.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
+    with_path(uri, if rest.is_empty() { "/" } else { rest })
+}
+
+/// Returns the address with another path, and the same query.
+pub fn with_path(uri: &Uri, path: &str) -> Option<Uri> {
+    let whole = uri.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
     let mut parts = uri.clone().into_parts();
-    parts.path_and_query = Some(PathAndQuery::try_from(path).ok()?);
+    parts.path_and_query = Some(whole.parse().ok()?);
     Uri::from_parts(parts).ok()
 }
 

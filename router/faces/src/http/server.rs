@@ -3,6 +3,7 @@
 
 use crate::doors::lines::StrictLines;
 use crate::doors::socket::LimitedSocket;
+use crate::http::prefix::with_path;
 use crate::listeners::Error;
 use axum::Router;
 use http::Uri;
@@ -181,11 +182,7 @@ struct TrackingRouter {
 
 /// Returns the path without its final slash, which clients add when they build it from a base address.
 fn without_last_slash(uri: &Uri) -> Option<Uri> {
-    let path = uri.path().strip_suffix('/').filter(|path| !path.is_empty())?;
-    let whole = uri.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
-    let mut parts = uri.clone().into_parts();
-    parts.path_and_query = Some(whole.parse().ok()?);
-    Uri::from_parts(parts).ok()
+    with_path(uri, uri.path().strip_suffix('/').filter(|path| !path.is_empty())?)
 }
 
 impl<B> Service<http::Request<B>> for TrackingRouter
