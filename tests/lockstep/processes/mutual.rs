@@ -38,17 +38,17 @@ fn client_certificates_are_required_where_configured() {
 }
 
 /// A client with a certificate.
-struct Client<'a> {
+struct CertifiedClient<'a> {
     folder: &'a Folder,
     served: &'a Served,
     proof: [String; 4],
 }
 
-impl<'a> Client<'a> {
-    fn new(folder: &'a Folder, served: &'a Served, name: &str, [certificate, key]: [String; 2]) -> Client<'a> {
+impl<'a> CertifiedClient<'a> {
+    fn new(folder: &'a Folder, served: &'a Served, name: &str, [certificate, key]: [String; 2]) -> CertifiedClient<'a> {
         let certificate = folder.write(&format!("{name}.pem"), &certificate);
         let key = folder.write(&format!("{name}.key"), &key);
-        Client { folder, served, proof: ["--cert".into(), certificate, "--key".into(), key] }
+        CertifiedClient { folder, served, proof: ["--cert".into(), certificate, "--key".into(), key] }
     }
 
     fn curl(&self, words: &[&str]) -> Output {
@@ -114,10 +114,10 @@ fn streams_end_with_their_client_certificate() {
     let (folder, authority, clients) = (Folder::new("expiring"), Authority::new(), Authority::new());
     let ca = folder.write("clients.pem", &clients.root());
     let served = Served::with_model(&["smollm2"], &folder, &authority, &["--api-client-ca", &ca]);
-    let lasting = Client::new(&folder, &served, "lasting", clients.signed());
+    let lasting = CertifiedClient::new(&folder, &served, "lasting", clients.signed());
     lasting.until_ready();
     let end = (OffsetDateTime::now_utc() + LIFE).replace_nanosecond(0).unwrap();
-    let short = &Client::new(&folder, &served, "short", clients.signed_until(end));
+    let short = &CertifiedClient::new(&folder, &served, "short", clients.signed_until(end));
     scope(|scope| {
         let streams = ["--http1.1", "--http2"].map(|protocol| scope.spawn(move || short.stream(protocol)));
         let watch = scope.spawn(|| short.watch());
@@ -139,7 +139,7 @@ fn streams_end_when_their_authority_is_withdrawn() {
     let ca = folder.write("clients.pem", &(old.root() + &new.root()));
     let served = Served::with_model(&["smollm2"], &folder, &authority, &["--api-client-ca", &ca]);
     let [old, renewed] = [("old", &old), ("renewed", &new)]
-        .map(|(name, authority)| Client::new(&folder, &served, name, authority.signed()));
+        .map(|(name, authority)| CertifiedClient::new(&folder, &served, name, authority.signed()));
     renewed.until_ready();
     scope(|scope| {
         let streams = [scope.spawn(|| old.stream("--http2")), scope.spawn(|| old.watch())];
