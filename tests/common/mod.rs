@@ -307,6 +307,7 @@ pub struct Replica {
     /// The last reported states, by rank.
     ranks: Vec<wire::RankState>,
     n_cached: usize,
+    longest_hit: u32,
     coordinator: JoinHandle<Result<(), coordinator::Error>>,
     worker_end: CancellationToken,
     coordinator_end: CancellationToken,
@@ -339,6 +340,7 @@ impl Replica {
             processes,
             ranks: Vec::new(),
             n_cached: 0,
+            longest_hit: 0,
             coordinator,
             worker_end,
             coordinator_end,
@@ -364,8 +366,10 @@ impl Replica {
                     self.watch.open();
                 }
                 replica_frame::Frame::Outputs(outputs) => {
-                    let is_hit = |output: &&wire::Output| output.position == 0 && output.cached_tokens > 0;
-                    self.n_cached += outputs.outputs.iter().filter(is_hit).count();
+                    let firsts = outputs.outputs.iter().filter(|output| output.position == 0);
+                    let hits = firsts.map(|output| output.cached_tokens).filter(|n| *n > 0);
+                    self.longest_hit = hits.clone().fold(self.longest_hit, u32::max);
+                    self.n_cached += hits.count();
                     outputs.outputs.into_iter().for_each(|output| take(output, requests, &mut open, &mut answers));
                 }
                 replica_frame::Frame::Refused(refused) => panic!("refused: {refused:?}"),
@@ -397,6 +401,11 @@ impl Replica {
     /// Answers that report a cached beginning.
     pub fn n_cached(&self) -> usize {
         self.n_cached
+    }
+
+    /// The tokens of the longest cached beginning of an answer.
+    pub fn longest_hit(&self) -> u32 {
+        self.longest_hit
     }
 
     /// The layers and heads of each rank.
