@@ -91,6 +91,34 @@ class Chat(Calls):
         self.assertEqual(call.id, self.whole([QUESTION]).message.tool_calls[0].id)
 
 
+class CustomTools(unittest.TestCase):
+    """A tool whose calls have a text instead of arguments, in chats."""
+
+    PATTERN = r'(\d,\d\n){3}"\\end"'
+    TOOL = {"type": "custom", "custom": {
+        "name": "plot", "description": "Draws a line through points.",
+        "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": PATTERN}}}}
+
+    def request(self, **more):
+        return {"model": "smollm2", "messages": [QUESTION], "tools": [self.TOOL], "temperature": 0,
+                "max_tokens": 200, "parallel_tool_calls": False, "extra_body": {"seed": 3}} | more
+
+    def test_a_call_streamed_and_whole_and_its_result(self):
+        for choice in ["required", {"type": "custom", "custom": {"name": "plot"}}]:
+            answer = by_openai.chat.completions.create(**self.request(tool_choice=choice)).choices[0]
+            (call,) = answer.message.tool_calls
+            self.assertEqual((answer.finish_reason, call.type, call.custom.name), ("tool_calls", "custom", "plot"))
+            self.assertRegex(call.custom.input, f"^{self.PATTERN}$")
+            chunks = by_openai.chat.completions.create(**self.request(tool_choice=choice, stream=True))
+            parts = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or []]
+            self.assertEqual((parts[0].id, parts[0].type, parts[0].custom["name"]), (call.id, "custom", "plot"))
+            self.assertEqual("".join(part.custom["input"] for part in parts), call.custom.input)
+        result = {"role": "tool", "tool_call_id": call.id, "content": "drawn"}
+        history = [QUESTION, answer.message.model_dump(exclude_none=True), result]
+        after = by_openai.chat.completions.create(**self.request(messages=history, tool_choice="none"))
+        self.assertGreater(after.usage.prompt_tokens, 60)
+
+
 class Responses(Calls):
     def request(self, items):
         tools = [{"type": "function", **TOOL, "parameters": CITY, "strict": True}]

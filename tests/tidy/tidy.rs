@@ -42,7 +42,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("coordinator", &["proto", "wire", "checkpoint", "scheduler", "cluster", "telemetry"]),
     ("dialect", &[]),
     ("router", &["proto", "wire", "checkpoint", "dialect", "grammar", "cluster", "telemetry"]),
-    ("faces", &["proto", "wire", "checkpoint", "grammar", "telemetry", "router"]),
+    ("faces", &["proto", "wire", "checkpoint", "dialect", "grammar", "telemetry", "router"]),
     // The tools are clients, and know the roles only for `simulate`, which plans steps in virtual time.
     ("tools", &["proto", "checkpoint", "telemetry", "router", "coordinator", "scheduler"]),
     // The binary joins the roles. It starts no kernel, and plans no step.

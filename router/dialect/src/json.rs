@@ -63,13 +63,14 @@ fn is_of_scalar(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.' | b'_')
 }
 
-/// Decodes the text of a JSON string.
+/// Decodes the text of a JSON string that arrives in pieces. An escape is decoded once it is complete; an invalid one
+/// stays as it is written.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Unescape {
+pub struct StringDecoder {
     escape: String,
 }
 
-impl Unescape {
+impl StringDecoder {
     /// Reads up to the closing quote, if `text` has it. Returns how many bytes were read, and whether the quote was
     /// there.
     pub fn read(&mut self, text: &str, meant: &mut String) -> (usize, bool) {

@@ -22,6 +22,7 @@ mod thoughts;
 mod tools;
 
 pub use dialect::{Dialect, ThoughtTexts, UnknownDialect};
+pub use json::StringDecoder;
 pub use piece::AnswerPiece;
 pub use speech::AnswerParser;
 pub use thoughts::AnswerStart;

@@ -5,7 +5,7 @@
 use super::raw::RawValue;
 use super::{CallRule, CallStep, NAME_MAX};
 use crate::Tools;
-use crate::json::{Unescape, decoded};
+use crate::json::{StringDecoder, decoded};
 use crate::marker::blank;
 use crate::sink::PieceSink;
 
@@ -26,7 +26,7 @@ pub(super) struct CallObject {
     word: String,
     is_escaped: bool,
     raw: RawValue,
-    unescape: Unescape,
+    unescape: StringDecoder,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,7 +69,7 @@ impl CallObject {
             word: String::new(),
             is_escaped: false,
             raw: RawValue::default(),
-            unescape: Unescape::default(),
+            unescape: StringDecoder::default(),
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::http::answer::answer;
 use crate::http::answer_content::AnswerContent;
 use crate::http::conversation::{conversation, conversations};
+use crate::http::custom::{CUSTOM, CustomCalls};
 use crate::http::error::HttpError;
 use crate::http::fields::{Fields, RequestOptions};
 use crate::http::format::{AnswerFormat, PromptEcho, TokenNames, token_logprob_values};
@@ -75,14 +76,15 @@ fn parse_request(
 ) -> Result<(ParsedRequest, RequestOptions, ChatAnswerFormat), Refusal> {
     let fields = &mut page.fields;
     fields.check(Endpoint::Chat)?;
-    let is_older = tools::uses_functions(fields);
+    let (is_older, custom) = (tools::uses_functions(fields), CustomCalls::new(tools::custom_names(fields)));
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let mut sampling = fields.sampling()?;
     sampling.logprobs = logprobs(fields, limits.logprobs_max)?;
     sampling.prediction = prediction(fields)?;
     let chats = prompts(fields)?;
     let n_choices = fields.n_choices()?;
-    let format = ChatAnswerFormat { is_older, echoed: chats.iter().map(last_assistant_text).collect(), n_choices };
+    let echoed = chats.iter().map(last_assistant_text).collect();
+    let format = ChatAnswerFormat { is_older, custom, echoed, n_choices };
     let parsed = ParsedRequest {
         model: fields.string("model")?.unwrap_or_default(),
         prompts: chats.into_iter().map(Input::Chat).collect(),
@@ -144,6 +146,7 @@ fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
 pub struct ChatAnswerFormat {
     /// The client uses the older fields for functions: an answer has one call at most.
     is_older: bool,
+    custom: CustomCalls,
     /// The text that an echo repeats, for each conversation.
     echoed: Vec<String>,
     n_choices: u32,
@@ -152,11 +155,31 @@ pub struct ChatAnswerFormat {
 impl ChatAnswerFormat {
     /// Returns the format for clients that use `tools`.
     pub fn tools_format() -> ChatAnswerFormat {
-        ChatAnswerFormat { is_older: false, echoed: Vec::new(), n_choices: 1 }
+        ChatAnswerFormat { is_older: false, custom: CustomCalls::default(), echoed: Vec::new(), n_choices: 1 }
     }
 
     fn echo_text(&self, choice: u32) -> &str {
         self.echoed.get((choice / self.n_choices.max(1)) as usize).map_or("", String::as_str)
+    }
+
+    /// Returns a part of a call. The first part has only the name, unless more arrived with it.
+    fn call_part(&mut self, choice: u32, part: &v1::ToolCallDelta) -> Value {
+        let (kind, member, text) = match self.custom.next_input(choice, part) {
+            Some(input) => (CUSTOM, "input", input),
+            None => ("function", "arguments", part.arguments.clone()),
+        };
+        if part.name.is_empty() {
+            return json!({ "index": part.index, kind: { member: text } });
+        }
+        json!({ "index": part.index, "id": part.id, "type": kind, kind: { "name": part.name, member: text } })
+    }
+
+    fn call(&self, call: &v1::ToolCall) -> Value {
+        let (kind, member, text) = match self.custom.whole_input(call) {
+            Some(input) => (CUSTOM, "input", input),
+            None => ("function", "arguments", call.arguments.clone()),
+        };
+        json!({ "id": call.id, "type": kind, kind: { "name": call.name, member: text } })
     }
 
     fn add_calls(&self, message: &mut Map<String, Value>, mut calls: Vec<Value>) {
@@ -176,20 +199,6 @@ fn add_reasoning(message: &mut Map<String, Value>, reasoning: &str) {
     }
 }
 
-/// Returns a part of a call. The first part has only the name, unless more arrived with it.
-fn call_part(part: &v1::ToolCallDelta) -> Value {
-    if part.name.is_empty() {
-        return json!({ "index": part.index, "function": { "arguments": part.arguments } });
-    }
-    let function = json!({ "name": part.name, "arguments": part.arguments });
-    json!({ "index": part.index, "id": part.id, "type": "function", "function": function })
-}
-
-fn call(call: &v1::ToolCall) -> Value {
-    let function = json!({ "name": call.name, "arguments": call.arguments });
-    json!({ "id": call.id, "type": "function", "function": function })
-}
-
 impl AnswerFormat for ChatAnswerFormat {
     const ID_PREFIX: &'static str = "chatcmpl-";
     const OBJECT: &'static str = "chat.completion";
@@ -205,7 +214,7 @@ impl AnswerFormat for ChatAnswerFormat {
         Some(("delta", json!({ "role": "assistant", "content": echoed, "refusal": null })))
     }
 
-    fn delta_member(&self, delta: Option<&v1::Delta>) -> (&'static str, Value) {
+    fn delta_member(&mut self, choice: u32, delta: Option<&v1::Delta>) -> (&'static str, Value) {
         let mut message = Map::new();
         if let Some(delta) = delta {
             add_reasoning(&mut message, &delta.reasoning);
@@ -213,7 +222,8 @@ impl AnswerFormat for ChatAnswerFormat {
             if !delta.text.is_empty() || (delta.tool_calls.is_empty() && message.is_empty()) {
                 message.insert("content".to_owned(), delta.text.as_str().into());
             }
-            self.add_calls(&mut message, delta.tool_calls.iter().map(call_part).collect());
+            let parts = delta.tool_calls.iter().map(|part| self.call_part(choice, part)).collect();
+            self.add_calls(&mut message, parts);
         }
         ("delta", Value::Object(message))
     }
@@ -225,7 +235,7 @@ impl AnswerFormat for ChatAnswerFormat {
         message.insert("refusal".to_owned(), Value::Null);
         message.insert("annotations".to_owned(), json!([]));
         add_reasoning(&mut message, &answer.reasoning);
-        self.add_calls(&mut message, answer.calls.iter().map(call).collect());
+        self.add_calls(&mut message, answer.calls.iter().map(|call| self.call(call)).collect());
         ("message", Value::Object(message))
     }
 

@@ -59,10 +59,8 @@ impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
             GenerationEvent::Aside(SideOutput::Prompt(prompt)) => {
                 self.write_echo(slot, &prompt.logprobs, generation, out)
             }
-            // Its logprobs count, because they determine where the next token's text begins.
-            GenerationEvent::Aside(SideOutput::Replayed(delta)) => {
-                drop(self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs))
-            }
+            // It counts, because the next piece depends on it: where a token's text begins, and what a call's text is.
+            GenerationEvent::Aside(SideOutput::Replayed(delta)) => drop(self.choice_with(slot, delta, None)),
             GenerationEvent::Delta(delta) => {
                 *self.mark(slot) = ReadMark::at(delta.position + delta.token_ids.len() as u32);
                 if !self.envelope.needs_chunk(&delta) {
@@ -79,7 +77,8 @@ impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
                 self.position.write(out, None, &chunk);
             }
             GenerationEvent::Aside(SideOutput::Progress(progress)) => {
-                let mut chunk = self.chunk(choice_value(slot, self.shape.delta_member(None), Value::Null, None));
+                let choice = choice_value(slot, self.shape.delta_member(slot, None), Value::Null, None);
+                let mut chunk = self.chunk(choice);
                 self.envelope.add_progress(&mut chunk, progress);
                 sse::write(out, None, &chunk);
             }
@@ -91,7 +90,7 @@ impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
                     if self.envelope.options().is_prompt_only { "length" } else { self.shape.finish_reason(&finished) };
                 let mut choice = match self.last.take() {
                     Some(delta) => self.choice_with(slot, delta, Some(reason)),
-                    None => choice_value(slot, self.shape.delta_member(None), Value::Null, Some(reason)),
+                    None => choice_value(slot, self.shape.delta_member(slot, None), Value::Null, Some(reason)),
                 };
                 choice["stop_reason"] = stop_reason(&finished);
                 certificate::add(&mut choice, &finished);
@@ -124,7 +123,7 @@ impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
 impl<S: AnswerFormat> ChunkWriter<S> {
     fn choice_with(&mut self, slot: u32, delta: v1::Delta, reason: Option<&str>) -> Value {
         let logprobs = self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs);
-        let mut choice = choice_value(slot, self.shape.delta_member(Some(&delta)), logprobs, reason);
+        let mut choice = choice_value(slot, self.shape.delta_member(slot, Some(&delta)), logprobs, reason);
         if self.envelope.options().token_ids {
             choice["token_ids"] = delta.token_ids.into();
         }
@@ -174,7 +173,8 @@ impl<S: AnswerFormat> ChunkWriter<S> {
         let prompt = &generation.prompts[(slot / self.n_choices) as usize];
         if let Some(echo) = self.envelope.echo(&mut self.shape, slot, prompt, scored) {
             let delta = v1::Delta { text: echo.text, ..v1::Delta::default() };
-            self.write_first_chunk(slot, self.shape.delta_member(Some(&delta)), echo.logprobs, generation, out);
+            let member = self.shape.delta_member(slot, Some(&delta));
+            self.write_first_chunk(slot, member, echo.logprobs, generation, out);
         }
     }
 

@@ -153,7 +153,7 @@ impl AnswerFormat for CompletionFormat {
         None
     }
 
-    fn delta_member(&self, delta: Option<&v1::Delta>) -> (&'static str, Value) {
+    fn delta_member(&mut self, _: u32, delta: Option<&v1::Delta>) -> (&'static str, Value) {
         ("text", delta.map_or("", |delta| &delta.text).into())
     }
 

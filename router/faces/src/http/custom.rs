@@ -3,15 +3,29 @@
 
 use crate::http::fields::wrong_type;
 use crate::http::single::invalid;
+use dialect::StringDecoder;
+use proto::v1;
 use router::refusal::Refusal;
 use serde_json::{Map, Value, json};
+use std::collections::{HashMap, HashSet};
+
+pub const CUSTOM: &str = "custom";
 
 /// The only argument of the function.
 const INPUT: &str = "input";
 const NO_LARK: &str = "`lark` is not supported: the text is part of a JSON string; `regex` is supported";
 
+/// Returns a chat's tool for the function that stands for this custom tool.
+pub fn chat_tool(field: &str, name: &str, tool: &Map<String, Value>) -> Result<Value, Refusal> {
+    let parameters = parameters(&format!("{field}.format"), tool.get("format"))?;
+    let mut function = Map::from_iter([("name".to_owned(), Value::from(name))]);
+    function.extend(tool.get_key_value("description").map(|(key, value)| (key.clone(), value.clone())));
+    function.extend([("parameters".to_owned(), parameters), ("strict".to_owned(), true.into())]);
+    Ok(json!({ "type": "function", "function": function }))
+}
+
 /// Returns the parameters of the function for a tool with this format.
-pub fn parameters(field: &str, format: Option<&Value>) -> Result<Value, Refusal> {
+fn parameters(field: &str, format: Option<&Value>) -> Result<Value, Refusal> {
     let mut text = json!({ "type": "string" });
     if let Some(pattern) = format.map(|format| pattern(field, format)).transpose()?.flatten() {
         text["pattern"] = format!("^(?:{pattern})$").into();
@@ -26,13 +40,21 @@ fn pattern(field: &str, format: &Value) -> Result<Option<String>, Refusal> {
     match format["type"].as_str() {
         None if format.is_null() => Ok(None),
         Some("text") => Ok(None),
-        Some("grammar") => match (format["syntax"].as_str(), &format["definition"]) {
-            (Some("regex"), Value::String(pattern)) => Ok(Some(pattern.clone())),
-            (Some("regex"), other) => Err(wrong_type(format!("{field}.definition"), "a regular expression", other)),
-            (Some("lark"), _) => Err(invalid(format!("{field}.syntax"), NO_LARK)),
-            _ => Err(invalid(format!("{field}.syntax"), "must be `regex`")),
-        },
+        // A chat's format has an object of its own for the grammar.
+        Some("grammar") if format["grammar"].is_object() => {
+            regex(&format!("{field}.grammar"), &format["grammar"]).map(Some)
+        }
+        Some("grammar") => regex(field, format).map(Some),
         _ => Err(invalid(format!("{field}.type"), "must be `text` or `grammar`")),
+    }
+}
+
+fn regex(field: &str, grammar: &Value) -> Result<String, Refusal> {
+    match (grammar["syntax"].as_str(), &grammar["definition"]) {
+        (Some("regex"), Value::String(pattern)) => Ok(pattern.clone()),
+        (Some("regex"), other) => Err(wrong_type(format!("{field}.definition"), "a regular expression", other)),
+        (Some("lark"), _) => Err(invalid(format!("{field}.syntax"), NO_LARK)),
+        _ => Err(invalid(format!("{field}.syntax"), "must be `regex`")),
     }
 }
 
@@ -44,89 +66,56 @@ pub fn arguments(input: &str) -> String {
 /// Reads the text out of arguments that arrive in parts.
 #[derive(Default)]
 pub struct InputReader {
-    place: TextPart,
-    /// A part that may continue: an escape, or half of a pair of them.
-    held: String,
-}
-
-#[derive(Default, PartialEq)]
-enum TextPart {
-    #[default]
-    Before,
-    Within,
-    After,
+    n_quotes: usize,
+    decoder: StringDecoder,
 }
 
 impl InputReader {
+    /// Two quotes are around the argument's name. The text is between the third and the fourth.
+    const OPENING_QUOTE: usize = 3;
+
     /// Takes the next part of the arguments, and returns the text in it.
-    pub fn push(&mut self, part: &str) -> String {
+    pub fn push(&mut self, mut part: &str) -> String {
+        while self.n_quotes < Self::OPENING_QUOTE {
+            let Some((_, rest)) = part.split_once('"') else { return String::new() };
+            (self.n_quotes, part) = (self.n_quotes + 1, rest);
+        }
         let mut text = String::new();
-        for letter in part.chars() {
-            match self.place {
-                TextPart::Before => self.look_for_text(letter),
-                TextPart::Within => self.read_letter(letter, &mut text),
-                TextPart::After => {}
-            }
+        if self.n_quotes == Self::OPENING_QUOTE && self.decoder.read(part, &mut text).1 {
+            self.n_quotes += 1;
         }
         text
     }
-
-    /// The text begins at the third quotation mark: two are around the argument's name.
-    fn look_for_text(&mut self, letter: char) {
-        if letter == '"' {
-            self.held.push(letter);
-        }
-        if self.held.len() == 3 {
-            self.held.clear();
-            self.place = TextPart::Within;
-        }
-    }
-
-    fn read_letter(&mut self, letter: char, text: &mut String) {
-        match (self.held.is_empty(), letter) {
-            (true, '"') => self.place = TextPart::After,
-            (true, '\\') => self.held.push(letter),
-            (true, _) => text.push(letter),
-            (false, _) => self.read_escape(letter, text),
-        }
-    }
-
-    fn read_escape(&mut self, letter: char, text: &mut String) {
-        // The first half of a pair needs the second one behind it.
-        let is_alone = match self.held.len() {
-            6 => letter != '\\',
-            7 => letter != 'u',
-            _ => false,
-        };
-        if is_alone {
-            text.push(char::REPLACEMENT_CHARACTER);
-            self.held = self.held.split_off(6);
-        }
-        if self.held.is_empty() {
-            return self.read_letter(letter, text);
-        }
-        self.held.push(letter);
-        if let Some(unescaped) = unescape(&self.held) {
-            text.push(unescaped);
-            self.held.clear();
-        }
-    }
 }
 
-/// Returns what an escape, or a pair of them, stands for. None if it is not complete.
-fn unescape(escape: &str) -> Option<char> {
-    let is_complete = match escape.as_bytes() {
-        [b'\\', b'u', ..] => escape.len() == if begins_pair(escape) { 12 } else { 6 },
-        other => other.len() >= 2,
-    };
-    let parsed = || serde_json::from_str(&format!("\"{escape}\"")).unwrap_or(char::REPLACEMENT_CHARACTER);
-    is_complete.then(parsed)
+/// The calls of custom tools in the answers of a chat.
+#[derive(Default)]
+pub struct CustomCalls {
+    /// The tools' names.
+    names: HashSet<String>,
+    /// The calls that have begun, by choice and index.
+    readers: HashMap<(u32, u32), InputReader>,
 }
 
-/// Whether an escape is the first half of a letter beyond the first 65,536.
-fn begins_pair(escape: &str) -> bool {
-    let code = escape.get(2..6).and_then(|digits| u32::from_str_radix(digits, 16).ok());
-    code.is_some_and(|code| (0xd800..0xdc00).contains(&code))
+impl CustomCalls {
+    pub fn new(names: HashSet<String>) -> CustomCalls {
+        CustomCalls { names, readers: HashMap::new() }
+    }
+
+    /// Returns the text in a part of a call; None for a call of a function.
+    pub fn next_input(&mut self, choice: u32, part: &v1::ToolCallDelta) -> Option<String> {
+        let key = (choice, part.index);
+        // Only a call's first part has its name.
+        if self.names.contains(&part.name) {
+            self.readers.insert(key, InputReader::default());
+        }
+        self.readers.get_mut(&key).map(|reader| reader.push(&part.arguments))
+    }
+
+    /// Returns the text of a whole call; None for a call of a function.
+    pub fn whole_input(&self, call: &v1::ToolCall) -> Option<String> {
+        self.names.contains(&call.name).then(|| InputReader::default().push(&call.arguments))
+    }
 }
 
 #[cfg(test)]
@@ -151,17 +140,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn half_a_pair_is_replaced() {
-        for (arguments, text) in [
-            ("{\"input\": \"a\\ud83db\"}", "a\u{fffd}b"),
-            ("{\"input\": \"\\ud83d\\nb\"}", "\u{fffd}\nb"),
-            ("{\"input\": \"\\udc00b\"}", "\u{fffd}b"),
-        ] {
-            assert_eq!(InputReader::default().push(arguments), text);
-        }
-    }
-
     /// Writes letters beyond ASCII as escapes, in pairs where one is not enough.
     fn escape(letter: char) -> String {
         if letter.is_ascii() {
@@ -180,6 +158,7 @@ mod tests {
             (json!({ "type": "grammar", "syntax": "lark", "definition": "start: A" }), "tools[0].format.syntax"),
             (json!({ "type": "grammar", "syntax": "regex" }), "tools[0].format.definition"),
             (json!({ "type": "json" }), "tools[0].format.type"),
+            (json!({ "type": "grammar", "grammar": { "syntax": "ebnf" } }), "tools[0].format.grammar.syntax"),
         ] {
             match super::parameters("tools[0].format", Some(&format)) {
                 Err(Refusal::Invalid { field, .. }) => assert_eq!(field, named),

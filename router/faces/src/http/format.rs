@@ -31,8 +31,9 @@ pub trait AnswerFormat: Send + Unpin + 'static {
 
     /// Returns the member that begins a choice's stream, if there is one.
     fn opening_member(&self, choice: u32, options: &RequestOptions) -> Option<(&'static str, Value)>;
-    /// Returns the member that carries a piece of the answer; None at the end.
-    fn delta_member(&self, delta: Option<&v1::Delta>) -> (&'static str, Value);
+    /// Returns the member that carries a piece of a choice; None at the end. Pieces come in order, also those that the
+    /// client had before it resumed.
+    fn delta_member(&mut self, choice: u32, delta: Option<&v1::Delta>) -> (&'static str, Value);
     /// Returns the member that carries the whole answer.
     fn whole_member(&self, answer: &AnswerContent) -> (&'static str, Value);
     /// Returns the finish reason of an answer with calls.

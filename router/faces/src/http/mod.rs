@@ -3,10 +3,10 @@
 //!
 //! Has no knowledge of replicas, except for lists of models. Read `server`, `origin` and `door` (connections, browsers
 //! and keys), `page`, `fields` and `known` (the client's request; `conversation`, `tools` and `structure` read parts of
-//! it), then an endpoint. OpenAI's `chat` and `completions` share `answer`, `answer_content`, `format` and `chunks`.
-//! `responses`, Anthropic's `messages` and other APIs have a folder each. `kept` and `records` are for recorded
-//! answers, `browser` for the page, `orca` for gateways that balance load. All answers' streams go through `sse`. One
-//! table, `apis`, lists all pages.
+//! it, and `custom` a kind of tools), then an endpoint. OpenAI's `chat` and `completions` share `answer`,
+//! `answer_content`, `format` and `chunks`. `responses`, Anthropic's `messages` and other APIs have a folder each.
+//! `kept` and `records` are for recorded answers, `browser` for the page, `orca` for gateways that balance load. All
+//! answers' streams go through `sse`. One table, `apis`, lists all pages.
 
 mod answer;
 mod answer_content;
@@ -17,6 +17,7 @@ mod chat;
 mod chunks;
 mod completions;
 mod conversation;
+mod custom;
 mod decisions;
 mod door;
 mod embeddings;

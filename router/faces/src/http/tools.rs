@@ -1,6 +1,7 @@
 //! Tools in OpenAI's format, also the older `functions`, and the calls of a conversation. Has no knowledge of dialects.
 
 use crate::http::conversation::invalid;
+use crate::http::custom::{self, CUSTOM};
 use crate::http::fields::{Fields, wrong_type};
 use proto::v1;
 use proto::v1::tool_choice::Mode;
@@ -13,12 +14,20 @@ pub fn uses_functions(fields: &Fields) -> bool {
     fields.has("functions") && !fields.has("tools")
 }
 
+/// Returns the names of the tools whose calls have a text instead of arguments.
+pub fn custom_names(fields: &Fields) -> HashSet<String> {
+    let tools = fields.get("tools").and_then(Value::as_array).into_iter().flatten();
+    let custom = tools.filter(|tool| tool["type"] == CUSTOM);
+    custom.filter_map(|tool| tool[CUSTOM]["name"].as_str()).map(str::to_owned).collect()
+}
+
 /// Reads the tools and the tool choice into a chat.
 pub fn read(fields: &mut Fields, chat: v1::Chat) -> Result<v1::Chat, Refusal> {
     let is_older = uses_functions(fields);
     let functions = list(fields, "functions")?.into_iter();
     let functions = functions.map(|function| json!({ "type": "function", "function": function }).to_string());
-    let mut tools: Vec<String> = list(fields, "tools")?.iter().map(Value::to_string).collect();
+    let tools = list(fields, "tools")?;
+    let mut tools: Vec<String> = tools.iter().enumerate().map(tool).collect::<Result<_, _>>()?;
     let choice = fields.take("tool_choice").map(|value| restrict_to_choice(value, &mut tools)).transpose()?;
     let older_choice = fields.take("function_call").map(older_choice).transpose()?;
     let is_parallel = fields.boolean("parallel_tool_calls")?;
@@ -45,6 +54,19 @@ fn list(fields: &mut Fields, name: &'static str) -> Result<Vec<Value>, Refusal> 
     }
 }
 
+/// Returns the tool for the chat. A custom tool becomes a function.
+fn tool((i, tool): (usize, &Value)) -> Result<String, Refusal> {
+    if tool["type"] != CUSTOM {
+        return Ok(tool.to_string());
+    }
+    let field = format!("tools[{i}].{CUSTOM}");
+    let custom = tool[CUSTOM].as_object().ok_or_else(|| wrong_type(field.clone(), "an object", &tool[CUSTOM]))?;
+    match custom.get("name").and_then(Value::as_str) {
+        Some(name) if !name.is_empty() => custom::chat_tool(&field, name, custom).map(|tool| tool.to_string()),
+        _ => Err(invalid(format!("{field}.name"), "must be a name")),
+    }
+}
+
 /// Reads the choice. A choice that allows only some of the tools removes the others.
 fn restrict_to_choice(value: Value, tools: &mut Vec<String>) -> Result<v1::ToolChoice, Refusal> {
     if value["type"] != "allowed_tools" {
@@ -55,7 +77,7 @@ fn restrict_to_choice(value: Value, tools: &mut Vec<String>) -> Result<v1::ToolC
     let allowed = &value["allowed_tools"];
     let mode = allowed["mode"].as_str().and_then(mode).filter(|mode| *mode != Mode::None);
     let (Some(mode), Some(list)) = (mode, allowed["tools"].as_array()) else { return Err(wrong(MUST.to_owned())) };
-    let name_of = |tool: &Value| tool["function"]["name"].as_str().map(str::to_owned);
+    let name_of = |tool: &Value| chosen_name(tool).map(str::to_owned);
     let names: HashSet<String> =
         list.iter().map(name_of).collect::<Option<_>>().ok_or_else(|| wrong(MUST.to_owned()))?;
     let own = |tool: &String| serde_json::from_str::<Value>(tool).ok().as_ref().and_then(name_of);
@@ -68,8 +90,9 @@ fn restrict_to_choice(value: Value, tools: &mut Vec<String>) -> Result<v1::ToolC
 }
 
 fn choice(value: Value) -> Result<v1::ToolChoice, Refusal> {
-    const MUST: &str = "must be none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": ..}}";
-    let named = value["function"]["name"].as_str().filter(|_| value["type"] == "function");
+    const MUST: &str = "must be none, auto, required, {\"type\": \"function\", \"function\": {\"name\": ..}} or \
+                        {\"type\": \"custom\", \"custom\": {\"name\": ..}}";
+    let named = chosen_name(&value).filter(|_| value["type"] == "function" || value["type"] == CUSTOM);
     match (value.as_str(), named) {
         (Some(word), _) => {
             mode(word).map(|mode| tool_choice(mode, "")).ok_or_else(|| Refusal::invalid("tool_choice", MUST))
@@ -77,6 +100,12 @@ fn choice(value: Value) -> Result<v1::ToolChoice, Refusal> {
         (None, Some(name)) if !name.is_empty() => Ok(tool_choice(Mode::Required, name)),
         _ => Err(Refusal::invalid("tool_choice", MUST)),
     }
+}
+
+/// Returns the name in an object that has a kind, and a member of that name with the rest.
+fn chosen_name(value: &Value) -> Option<&str> {
+    let kind = if value["type"] == CUSTOM { CUSTOM } else { "function" };
+    value[kind]["name"].as_str()
 }
 
 fn older_choice(value: Value) -> Result<v1::ToolChoice, Refusal> {
@@ -113,11 +142,12 @@ pub fn calls(i: usize, message: &mut Map<String, Value>) -> Result<Vec<v1::ToolC
     };
     let one = |(j, value): (usize, Value)| {
         let field = format!("messages[{i}].tool_calls[{j}]");
-        if value.get("type").is_some_and(|kind| kind != "function") {
-            return Err(invalid(format!("{field}.type"), "must be `function`; no other tools are supported"));
-        }
         let id = value["id"].as_str().unwrap_or_default().to_owned();
-        call(format!("{field}.function"), &value["function"], id)
+        match value.get("type").unwrap_or(&Value::Null).as_str().unwrap_or("function") {
+            "function" => call(format!("{field}.function"), &value["function"], id),
+            CUSTOM => custom_call(&format!("{field}.{CUSTOM}"), &value[CUSTOM], id),
+            _ => Err(invalid(format!("{field}.type"), "must be `function` or `custom`")),
+        }
     };
     calls.into_iter().enumerate().map(one).collect()
 }
@@ -134,4 +164,12 @@ fn call(field: String, function: &Value, id: String) -> Result<v1::ToolCall, Ref
         other => return Err(wrong_type(format!("{field}.arguments"), "a string with JSON in it", other)),
     };
     Ok(v1::ToolCall { id, name: name.to_owned(), arguments })
+}
+
+fn custom_call(field: &str, call: &Value, id: String) -> Result<v1::ToolCall, Refusal> {
+    let member = |name: &str| match call[name].as_str() {
+        Some(text) => Ok(text),
+        None => Err(invalid(format!("{field}.{name}"), "must be a string")),
+    };
+    Ok(v1::ToolCall { id, name: member("name")?.to_owned(), arguments: custom::arguments(member("input")?) })
 }

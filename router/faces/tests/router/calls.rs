@@ -53,6 +53,10 @@ fn tool(name: &str) -> Value {
     json!({ "type": "function", "function": { "name": name, "parameters": parameters } })
 }
 
+fn custom(format: &Value) -> Value {
+    json!({ "type": "custom", "custom": { "name": "patch", "description": "Changes a file.", "format": format } })
+}
+
 fn request_body(more: Value) -> Value {
     let tools = json!([tool("weather"), tool("clock")]);
     let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }], "seed": 5, "tools": tools });
@@ -83,14 +87,15 @@ fn collect_message(reply: &Reply, index: u64) -> (Value, Value) {
         thought.push_str(delta["reasoning_content"].as_str().unwrap_or_default());
         for part in delta["tool_calls"].as_array().into_iter().flatten() {
             let at = part["index"].as_u64().unwrap() as usize;
+            let (kind, text) = if part["custom"].is_object() { ("custom", "input") } else { ("function", "arguments") };
             if at == calls.len() {
-                assert!(part["id"].is_string() && part["function"]["name"].is_string(), "{part}");
-                calls.push(json!({ "id": part["id"], "type": part["type"], "function": part["function"] }));
+                assert!(part["id"].is_string() && part[kind]["name"].is_string() && part["type"] == kind, "{part}");
+                calls.push(json!({ "id": part["id"], "type": kind, kind: part[kind] }));
                 continue;
             }
-            assert!(part["id"].is_null() && part["function"]["name"].is_null(), "sent once: {part}");
-            let before = calls[at]["function"]["arguments"].as_str().unwrap().to_owned();
-            calls[at]["function"]["arguments"] = (before + part["function"]["arguments"].as_str().unwrap()).into();
+            assert!(part["id"].is_null() && part[kind]["name"].is_null(), "sent once: {part}");
+            let before = calls[at][kind][text].as_str().unwrap().to_owned();
+            calls[at][kind][text] = (before + part[kind][text].as_str().unwrap()).into();
         }
         if !choice["finish_reason"].is_null() {
             reason = choice["finish_reason"].clone();
@@ -206,6 +211,54 @@ fn a_stream_that_breaks_off_in_a_call_resumes_with_the_same_rest() {
             body["parallel_tool_calls"] = false.into();
             assert_eq!(post_after(second.http, CHAT, &id, &body).await.json()["error"]["code"], "resume_other_request");
         }
+        first.close().await;
+        second.close().await;
+    });
+}
+
+/// The model calls a function with one argument, whose escapes the client does not see.
+#[test]
+fn a_custom_call_has_a_text_whole_in_chunks_and_resumed() {
+    const INPUT: &str = "a \"b\"\n\u{e9}\u{1f600}";
+    const ARGUMENTS: &str = "{\"input\": \"a \\\"b\\\"\\n\\u00e9\\ud83d\\ude00\"}";
+    run_within(PATIENCE, async {
+        let called = |name: &str, arguments: &str| {
+            format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
+        };
+        let answer = ["I look.", &called("patch", ARGUMENTS), &called("weather", "{}"), &called("patch", ARGUMENTS)];
+        let fake = Fake::start();
+        let first = open_with_fake(TOOL_TEMPLATE, fake.clone(), &answer.concat()).await;
+        let second = open_with_fake(TOOL_TEMPLATE, fake.clone(), &answer.concat()).await;
+        let tools = json!([custom(&json!({ "type": "text" })), tool("weather")]);
+        let body = |more: Value| {
+            let mut body = request_body(more);
+            body["tools"] = tools.clone();
+            body
+        };
+        let whole = post(first.http, CHAT, &body(json!({}))).await.json()["choices"][0].clone();
+        let calls = whole["message"]["tool_calls"].as_array().unwrap();
+        let expected = json!({ "id": calls[0]["id"], "type": "custom", "custom": { "name": "patch", "input": INPUT } });
+        assert_eq!((calls.len(), &calls[0], &calls[1]["type"]), (3, &expected, &json!("function")));
+        assert_eq!((&calls[2]["custom"], &whole["finish_reason"]), (&expected["custom"], &json!("tool_calls")));
+        for tokens_per_frame in [1, 5, 1000] {
+            fake.script(|script| script.tokens_per_frame = tokens_per_frame);
+            let body = body(json!({ "stream": true }));
+            let chunks = post(first.http, CHAT, &body).await;
+            assert_eq!(collect_message(&chunks, 0), (whole["message"].clone(), whole["finish_reason"].clone()));
+            for (cut, (id, _)) in chunks.identified().iter().enumerate() {
+                let rest = post_after(second.http, CHAT, id, &body).await;
+                assert_eq!(rest.events(), chunks.events()[cut + 1..], "behind event {cut}");
+            }
+        }
+        let result = json!({ "role": "tool", "tool_call_id": calls[0]["id"], "content": "done" });
+        let history = json!([{ "role": "user", "content": "Hi" }, whole["message"], result]);
+        let choice = json!({ "type": "custom", "custom": { "name": "patch" } });
+        let n_before = fake.submits().len();
+        let next = post(first.http, CHAT, &body(json!({ "messages": history, "tool_choice": choice }))).await;
+        assert_eq!(next.status, 200, "{next:?}");
+        let shown = prompt(&first, n_before);
+        assert!(shown.contains("<tool_call>{\"name\": \"patch\", \"arguments\": {\"input\": \"a "), "{shown}");
+        assert!(grammar(&first, n_before).is_some_and(|grammar| grammar.contains("input")));
         first.close().await;
         second.close().await;
     });
@@ -469,7 +522,12 @@ fn what_cannot_be_enforced_is_refused_by_its_name() {
             (json!({ "tool_choice": { "type": "function", "function": { "name": "g" } } }), "tool_choice"),
             (json!({ "tools": [], "tool_choice": "required" }), "tool_choice"),
             (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
-            (json!({ "tools": [{ "type": "custom", "custom": { "name": "patch" } }] }), "tools[0].type"),
+            (json!({ "tools": [{ "type": "custom" }] }), "tools[0].custom"),
+            (json!({ "tools": [{ "type": "custom", "custom": {} }] }), "tools[0].custom.name"),
+            (
+                json!({ "tools": [custom(&json!({ "type": "grammar", "grammar": { "syntax": "lark" } }))] }),
+                "tools[0].custom.format.grammar.syntax",
+            ),
             (json!({ "tool_choice": { "type": "custom", "custom": { "name": "patch" } } }), "tool_choice"),
             (json!({ "tools": [{ "type": "function", "function": {} }] }), "tools[0].function.name"),
             (json!({ "chat_template": "x" }), "chat_template"),

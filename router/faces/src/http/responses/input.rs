@@ -1,8 +1,8 @@
 //! The input of a response as messages of a chat. The assistant's thought, text and calls are separate items there, and
 //! become one message again. Has no knowledge of answers.
 
+use crate::http::custom;
 use crate::http::fields::{Fields, wrong_type};
-use crate::http::responses::custom;
 use crate::http::single::{invalid, objects, text_message, text_of};
 use proto::v1;
 use router::refusal::Refusal;

@@ -1,8 +1,8 @@
 //! The items of a response as they grow: thoughts, texts and calls in the order in which the model writes them, and
 //! their events. The same code builds a whole answer and a stream. Has no knowledge of requests.
 
+use crate::http::custom::InputReader;
 use crate::http::format::{TokenNames, token_logprob_values};
-use crate::http::responses::custom::InputReader;
 use crate::http::responses::raw::RawMessages;
 use proto::v1;
 use router::replicas::models::text::ModelText;

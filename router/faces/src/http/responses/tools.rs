@@ -1,8 +1,8 @@
 //! The tools of a response, which are flat where a chat's are nested, and the tool choice. Functions and custom tools,
 //! which the client runs, are supported. Other kinds would run on the server, and are refused by name.
 
+use crate::http::custom::{self, CUSTOM};
 use crate::http::fields::{Fields, wrong_type};
-use crate::http::responses::custom;
 use crate::http::single::invalid;
 use proto::v1;
 use proto::v1::tool_choice::Mode;
@@ -12,7 +12,6 @@ use std::collections::HashSet;
 
 /// How many characters of an unknown kind a refusal repeats.
 const KIND_CHARS_MAX: usize = 40;
-const CUSTOM: &str = "custom";
 const MUST: &str = "must be none, auto, required, {\"type\": \"function\" or \"custom\", \"name\": ..} or \
                     {\"type\": \"allowed_tools\", ..}";
 
@@ -111,7 +110,7 @@ fn function(i: usize, value: Value) -> Result<Option<FunctionTool>, Refusal> {
 fn custom_tool(i: usize, object: Map<String, Value>) -> Result<FunctionTool, Refusal> {
     let name = tool_name(i, &object)?;
     let member = |name: &str| object.get(name).cloned().unwrap_or(Value::Null);
-    let parameters = custom::parameters(&format!("tools[{i}].format"), object.get("format"))?;
+    let chat_tool = custom::chat_tool(&format!("tools[{i}]"), &name, &object)?;
     let format = object.get("format").filter(|format| !format.is_null()).cloned();
     let shown = json!({
         "type": CUSTOM,
@@ -119,10 +118,7 @@ fn custom_tool(i: usize, object: Map<String, Value>) -> Result<FunctionTool, Ref
         "description": member("description"),
         "format": format.unwrap_or_else(|| json!({ "type": "text" })),
     });
-    let mut of_chat = Map::from_iter([("name".to_owned(), Value::from(name.as_str()))]);
-    of_chat.extend(object.get_key_value("description").map(|(key, value)| (key.clone(), value.clone())));
-    of_chat.extend([("parameters".to_owned(), parameters), ("strict".to_owned(), true.into())]);
-    Ok(FunctionTool { name, chat_tool: json!({ "type": "function", "function": of_chat }), shown })
+    Ok(FunctionTool { name, chat_tool, shown })
 }
 
 fn tool_name(i: usize, object: &Map<String, Value>) -> Result<String, Refusal> {

@@ -11,6 +11,7 @@ use crate::http::format::{AnswerFormat, TokenNames, choice_value, token_logprob_
 use crate::http::known::Endpoint;
 use crate::http::page::ApiRequest;
 use crate::http::single::objects;
+use crate::http::tools;
 use axum::Json;
 use axum::extract::State;
 use proto::v1;
@@ -189,6 +190,9 @@ impl DerenderContext {
             None => Ok((None, false)),
             Some(mut fields) => {
                 let tokens_as_ids = self.read_options(&mut fields, Endpoint::Chat)?;
+                if !tools::custom_names(&fields).is_empty() {
+                    return Err(Refusal::invalid("chat_request.tools", "custom tools are not supported here"));
+                }
                 Ok((Some(conversation(&mut fields)?), tokens_as_ids))
             }
         }

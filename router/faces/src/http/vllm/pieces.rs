@@ -36,9 +36,9 @@ pub async fn chat(State(front): State<Arc<Frontend>>, mut page: ApiRequest) -> R
     let (chat, tokens_as_ids) = context.chat(request)?;
     let (read, state) = generated.read(&front, &context, chat).await?;
     let names = TokenNames::new(&context.text.tokenizer, tokens_as_ids);
-    let format = ChatAnswerFormat::tools_format();
+    let mut format = ChatAnswerFormat::tools_format();
     let choice = |(answer, read): (&GeneratedAnswer, &DerenderedAnswer)| {
-        let (name, mut delta) = format.delta_member(Some(&read.delta));
+        let (name, mut delta) = format.delta_member(answer.index, Some(&read.delta));
         if !generated.state.ids.contains_key(&answer.index) {
             delta["role"] = "assistant".into();
         }
