@@ -32,6 +32,15 @@ def machine():
     return f"{model}, {CORES} cores, kernel {platform.release()}"
 
 
+def commit():
+    """Returns the commit of this tree, with a plus sign if something but results differs from it."""
+    def git(*words):
+        here = os.path.dirname(os.path.abspath(__file__))
+        return subprocess.run(["git", "-C", here, *words], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    changed = git("status", "--porcelain", "--", ":/", ":(exclude,top)benches/results")
+    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))

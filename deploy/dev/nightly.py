@@ -62,7 +62,7 @@ PARTS = [
     Part("bfcl", 90, r"(parallel_multiple: .*)", server=()),
     Part("hostile-tools", 20, r"(p99 of gaps .*)"),
     Part("hostile", 30, r"it is (.* times as long)"),
-    Part("overload", 15, r"(it is \d+%, and .* with impatient clients)"),
+    Part("overload", 15, r"Refusals within .*?(it is .*?with impatient clients)"),
     Part("bench-tenants", 15, r"(\| beside a tenant at 50 .*)"),
     Part("chaos", 60, TESTS),
     Part("soak-hour", 90, r"(\d+ false alarms)"),
@@ -106,16 +106,6 @@ def table(rows):
     return "\n".join(lines) + "\n"
 
 
-def output(*command):
-    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-
-
-def commit():
-    """The commit of this tree; with a plus sign if something but results differs from it."""
-    changed = output("git", "status", "--porcelain", "--", ":/", ":(exclude,top)benches/results")
-    return output("git", "rev-parse", "--short", "HEAD") + ("+" if changed else "")
-
-
 def processor():
     lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines() if pathlib.Path("/proc/cpuinfo").exists() else []
     values = {line.split(":")[0].strip(): line.split(":")[1].strip() for line in lines if ":" in line}
@@ -143,7 +133,7 @@ def figure(part):
 
 
 def run_part(part, run):
-    began, at = time.monotonic(), commit()
+    began, at = time.monotonic(), quiet.commit()
     if part.server is None:
         outcome = run_target(part, None)
     else:
@@ -177,7 +167,7 @@ def main(*arguments):
     LOGS.mkdir(parents=True, exist_ok=True)
     run = Run()
     if "--continue" in arguments:
-        parts = [part for part in parts if not run.has_passed(part, commit())]
+        parts = [part for part in parts if not run.has_passed(part, quiet.commit())]
     outcomes = [run_part(part, run) for part in parts]
     sys.exit(0 if all(outcomes) else 1)
 

@@ -22,9 +22,11 @@ import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1] / "benches"))
+import quiet  # noqa: E402
+
 TABLE = HERE.parents[1] / "benches/results/peer_tests.md"
 POOLING_TABLE = TABLE.with_name("peer_tests_pooling.md")
-TABLES = [TABLE.name, POOLING_TABLE.name]
 # What the section of a suite begins with.
 HEADING = "## "
 TEST_SECONDS = 240
@@ -147,7 +149,7 @@ def table(name, suite, ended):
     n_with_not_served = n_counted + sum(by_kind["not_served"].values())
     rows = [f"{HEADING}{name}: {share(n_passed, n_with_not_served)}", ""]
     rows += [f"Without the tests of features that are not served: {share(n_passed, n_counted)}.", ""]
-    rows += [f"Commit {commit()}, {datetime.date.today().isoformat()}.", ""]
+    rows += [f"Commit {quiet.commit()}, {datetime.date.today().isoformat()}.", ""]
     rows += [f"| file | {' | '.join(OUTCOMES)} |", "|---" * (1 + len(OUTCOMES)) + "|"]
     rows += [f"| {file} | {' | '.join(str(of[outcome]) for outcome in OUTCOMES)} |" for file, of in files.items()]
     rows += reasons("fails", suite["fails"], counted(suite["fails"], ended, "failed"))
@@ -156,16 +158,6 @@ def table(name, suite, ended):
     rows += ["", "| files not run | because |", "|---|---|"]
     rows += [f"| `{pattern}` | {why} |" for pattern, why in suite["other_files"].items()]
     return "\n".join(rows) + "\n"
-
-
-def commit():
-    """Returns the commit of the checkout; `+` marks changes beside it."""
-    def git(*arguments):
-        return subprocess.check_output(["git", "-C", str(HERE), *arguments], text=True).strip()
-
-    # The tables themselves are what a run writes.
-    changed = git("status", "--porcelain", "--", ":/", *(f":(exclude,top)benches/results/{name}" for name in TABLES))
-    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
 def with_sections(path, about, sections):
