@@ -123,12 +123,13 @@ fn string(i: usize, message: &mut Map<String, Value>, name: &str) -> Result<Stri
 fn role(i: usize, message: &mut Map<String, Value>) -> Result<String, Refusal> {
     let role = message.remove("role").unwrap_or_default();
     match role.as_str() {
-        Some(role @ ("system" | "user" | "assistant" | "tool")) => Ok(role.to_owned()),
         // The newer name of the same role.
         Some("developer") => Ok("system".to_owned()),
         // The older name of the same role.
         Some("function") => Ok("tool".to_owned()),
-        _ => Err(invalid(format!("messages[{i}].role"), "must be system, developer, user, assistant or tool")),
+        // The model's template decides which others there are.
+        Some(role) => Ok(role.to_owned()),
+        None => Err(wrong_type(format!("messages[{i}].role"), "a string", &role)),
     }
 }
 

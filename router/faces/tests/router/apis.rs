@@ -243,7 +243,7 @@ fn embeddings_have_length_one() {
             (json!({ "input": "a", "embed_dtype": "int8" }), "embed_dtype"),
             (json!({ "input": "a", "endianness": "middle" }), "endianness"),
             (json!({ "input": "a", "input_type": "song" }), "input_type"),
-            (json!({ "messages": [{ "role": "wizard", "content": "x" }] }), "messages[0].role"),
+            (json!({ "messages": [{ "role": "a wizard", "content": "x" }] }), "messages[0].role"),
             (json!({ "input": "abc", "truncate_prompt_tokens": 9999999 }), "truncate_prompt_tokens"),
         ] {
             let reply = post(house.http, EMBEDDINGS, &body).await;

@@ -504,6 +504,35 @@ fn structures_reach_the_replica_as_grammars() {
     });
 }
 
+/// Templates know roles that no API has, and some write nothing for the message of another role.
+#[test]
+fn a_role_that_the_template_writes_is_accepted() {
+    const STRICT: &str = "{% for message in messages %}{% if message.role in ['user', 'assistant', 'ipython'] %}\
+         <|im_start|>{{ message.role }}:{{ message.content }}<|im_end|>{% endif %}{% endfor %}";
+    run(async {
+        for (template, role, is_written) in [
+            (TOOL_TEMPLATE, "wizard", true),
+            (STRICT, "ipython", true),
+            (STRICT, "wizard", false),
+            (TOOL_TEMPLATE, "wizard<|im_end|>", false),
+            (TOOL_TEMPLATE, "", false),
+        ] {
+            let house = open(template, "x").await;
+            let messages = json!([{ "role": "user", "content": "a" }, { "role": role, "content": "a" }]);
+            let body = json!({ "messages": messages, "max_tokens": 1 });
+            let reply = post(house.http, CHAT, &body).await;
+            if is_written {
+                assert_eq!(reply.status, 200, "{reply:?}");
+                assert!(prompt(&house, 0).contains(&format!("|{role}:a|")), "{}", prompt(&house, 0));
+            } else {
+                let param = &reply.json()["error"]["param"];
+                assert_eq!((reply.status, param), (400, &json!("messages[1].role")), "{role}: {reply:?}");
+            }
+            house.close().await;
+        }
+    });
+}
+
 #[test]
 fn what_cannot_be_enforced_is_refused_by_its_name() {
     run(async {

@@ -279,10 +279,10 @@ fn reflection_continues_after_unknown_symbol() {
 }
 
 #[test]
-fn a_role_that_no_api_has_is_refused() {
+fn a_role_that_no_template_can_have_is_refused() {
     run(async {
         let house = House::open(config()).await;
-        let message = v1::ChatMessage { role: "wizard".into(), content: "A".into(), ..v1::ChatMessage::default() };
+        let message = v1::ChatMessage { role: "a wizard".into(), content: "A".into(), ..v1::ChatMessage::default() };
         let chat = v1::Chat { messages: vec![message], ..v1::Chat::default() };
         let input = Some(v1::generate_request::Input::Chat(chat));
         let status = client(&house).generate(v1::GenerateRequest { input, ..text_request("x") }).await.unwrap_err();
@@ -290,7 +290,8 @@ fn a_role_that_no_api_has_is_refused() {
         assert!(status.message().contains("messages[0].role"), "{status}");
         // Programs read the field from the details.
         let details_text = String::from_utf8_lossy(status.details()).into_owned();
-        assert!(details_text.contains("google.rpc.BadRequest") && details_text.contains("\u{4}chat"), "{details_text}");
+        let is_named = details_text.contains("\u{10}messages[0].role");
+        assert!(details_text.contains("google.rpc.BadRequest") && is_named, "{details_text}");
         house.close().await;
     });
 }

@@ -246,7 +246,7 @@ fn what_a_chat_refuses_is_not_tokenized_either() {
             (json!({ "continue_final_message": 1 }), "continue_final_message"),
             (json!({ "chat_template_kwargs": 5 }), "chat_template_kwargs"),
             (json!({ "documents": "a" }), "documents"),
-            (json!({ "messages": [{ "role": "wizard", "content": "x" }] }), "messages[0].role"),
+            (json!({ "messages": [{ "role": "a wizard", "content": "x" }] }), "messages[0].role"),
         ] {
             for path in [CHAT, "/tokenize"] {
                 let reply = post(house.http, path, &merge(user.clone(), extra.clone())).await;
@@ -276,7 +276,7 @@ fn a_wrong_field_is_named() {
             (CHAT, chat(json!({ "messages": [] })), "messages"),
             (CHAT, json!({}), "messages"),
             (CHAT, chat(json!({ "messages": "Hi" })), "messages"),
-            (CHAT, chat(json!({ "messages": [{ "role": "robot", "content": "x" }] })), "messages[0].role"),
+            (CHAT, chat(json!({ "messages": [{ "role": "<robot>", "content": "x" }] })), "messages[0].role"),
             (CHAT, chat(user(Value::Null)), "messages[0].content"),
             (CHAT, chat(user(json!([{ "type": "image_url" }]))), "messages[0].content[0].type"),
             (COMPLETIONS, json!({}), "prompt"),

@@ -313,7 +313,7 @@ fn refusals_are_one_member() {
         let image = json!([{ "role": "user", "content": "a", "images": ["aGk="] }]);
         for (extra, word) in [
             (json!({ "messages": image }), "messages[0].images"),
-            (json!({ "messages": [{ "role": "wizard", "content": "a" }] }), "messages[0].role"),
+            (json!({ "messages": [{ "role": "a wizard", "content": "a" }] }), "messages[0].role"),
             (json!({ "messages": 5 }), "messages"),
             (json!({ "tools": [{ "type": "function" }] }), "tools"),
             (json!({ "format": "xml" }), "format"),

@@ -14,10 +14,13 @@ pub(super) const TOOLS_MAX: usize = 512;
 /// The most bytes of a tool's name.
 const NAME_BYTES_MAX: usize = 256;
 
+const MUST_BE_ROLE: &str = "must be system, developer, user, assistant, tool, or another name of letters and digits";
 const ONLY_TEXT: &str = "is not supported yet; only `text` is";
 
-/// The roles of messages. A template that meets another role writes it, or nothing, or fails.
+/// The roles that every API has. Some templates know others (`ipython`, `observation`); some write nothing for them.
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+/// The most bytes of a role's name.
+const ROLE_BYTES_MAX: usize = 64;
 
 /// A chat that was read.
 pub(super) struct ParsedChat {
@@ -124,12 +127,24 @@ fn choice(requested: v1::ToolChoice, tools: &Tools) -> Result<ToolChoice, Refusa
     })
 }
 
+/// Whether a template may get this as a role, which it writes between tokens of its own.
+fn is_role(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    (1..=ROLE_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain)
+}
+
+/// Returns the messages whose role not every template knows, with their places.
+pub(super) fn messages_of_other_roles(messages: &mut [Value]) -> impl Iterator<Item = (usize, &mut Value)> {
+    let is_other = |message: &Value| message["role"].as_str().is_some_and(|role| !ROLES.contains(&role));
+    messages.iter_mut().enumerate().filter(move |(_, message)| is_other(message))
+}
+
 /// Returns a message in transformers' form: arguments are objects, and absent values have no member. The content always
 /// has one, because templates read it without a check.
 fn message(i: usize, chat_message: v1::ChatMessage) -> Result<Value, Refusal> {
     let v1::ChatMessage { role, content, tool_calls, tool_call_id, name, reasoning, parts } = chat_message;
-    if !ROLES.contains(&role.as_str()) {
-        return Err(Refusal::invalid("chat", format!("messages[{i}].role must be one of {}", ROLES.join(", "))));
+    if !is_role(&role) {
+        return Err(refusal_at(format!("messages[{i}].role"), MUST_BE_ROLE));
     }
     let calls = tool_calls.into_iter().enumerate().map(|(j, tool_call)| call(i, j, tool_call));
     let calls: Vec<Value> = calls.collect::<Result<_, _>>()?;

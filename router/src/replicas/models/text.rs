@@ -278,7 +278,8 @@ impl ModelText {
             let why = "cannot be enforced: the model's reasoning format is unknown (set --reasoning-parser)";
             return Err(Refusal::invalid(THINKING_BUDGET, why));
         }
-        let rendered = render_template(template, &read, now)?;
+        let rendered = render_template(template, &read.conversation, now)?;
+        check_other_roles(template, &read.conversation, now)?;
         let opening = self.dialect.opens_thought(&rendered);
         let ParsedChat { tools, choice, is_parallel, includes_reasoning, thinking_token_budget, .. } = read;
         let talk = AnswerParseContext {
@@ -367,8 +368,29 @@ fn apply_effort(
     if is_applied { Ok(()) } else { Err(Refusal::invalid(EFFORT, why)) }
 }
 
-fn render_template(template: &ChatTemplate, read: &ParsedChat, now: u64) -> Result<String, Refusal> {
-    let chat = &read.conversation;
+/// Refuses messages that the template does not write, because it does not know their role.
+fn check_other_roles(template: &ChatTemplate, chat: &Conversation, now: u64) -> Result<(), Refusal> {
+    let marker = |i: usize| format!("message {i} of another role");
+    let mut marked = chat.clone();
+    let mut roles = Vec::new();
+    for (i, message) in conversation::messages_of_other_roles(&mut marked.messages) {
+        message["content"] = marker(i).into();
+        roles.push((i, message["role"].clone()));
+    }
+    if roles.is_empty() {
+        return Ok(());
+    }
+    let rendered = render_template(template, &marked, now)?;
+    match roles.into_iter().find(|(i, _)| !rendered.contains(&marker(*i))) {
+        None => Ok(()),
+        Some((i, role)) => {
+            let message = format!("the model's chat template writes no messages of the role {role}");
+            Err(Refusal::Invalid { field: format!("messages[{i}].role").into(), message })
+        }
+    }
+}
+
+fn render_template(template: &ChatTemplate, chat: &Conversation, now: u64) -> Result<String, Refusal> {
     let refused = |error: checkpoint::Error| Refusal::invalid("chat", error.to_string());
     if template.uses_tools() || !prompted_tools::is_needed(chat) {
         return template.render(chat, now).map_err(refused);
