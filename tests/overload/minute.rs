@@ -18,8 +18,8 @@ const OVERLOAD: Duration = Duration::from_secs(60);
 const RUDE: Duration = Duration::from_millis(100);
 /// The least throughput under ten times too many clients, in hundredths of the peak's tokens.
 const KEPT_MIN: f64 = 90.0;
-/// The limit for the 99th percentile of rejections, in milliseconds. At the opening all clients begin together, and those
-/// that are rejected wait for each other: it counts apart.
+/// The limit for the 99th percentile of rejections, in milliseconds. In the opening all clients begin together and wait
+/// for each other. It counts apart.
 const REFUSED_MAX: f64 = 20.0;
 const OPENING: Duration = Duration::from_secs(1);
 /// The limit for the opening.
