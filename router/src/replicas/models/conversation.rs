@@ -133,10 +133,9 @@ fn is_role(name: &str) -> bool {
     (1..=ROLE_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain)
 }
 
-/// Returns the messages whose role not every template knows, with their places.
-pub(super) fn messages_of_other_roles(messages: &mut [Value]) -> impl Iterator<Item = (usize, &mut Value)> {
-    let is_other = |message: &Value| message["role"].as_str().is_some_and(|role| !ROLES.contains(&role));
-    messages.iter_mut().enumerate().filter(move |(_, message)| is_other(message))
+/// Whether a message has a role that not every template knows.
+pub(super) fn has_other_role(message: &Value) -> bool {
+    message["role"].as_str().is_some_and(|role| !ROLES.contains(&role))
 }
 
 /// Returns a message in transformers' form: arguments are objects, and absent values have no member. The content always

@@ -370,20 +370,19 @@ fn apply_effort(
 
 /// Refuses messages that the template does not write, because it does not know their role.
 fn check_other_roles(template: &ChatTemplate, chat: &Conversation, now: u64) -> Result<(), Refusal> {
-    let marker = |i: usize| format!("message {i} of another role");
-    let mut marked = chat.clone();
-    let mut roles = Vec::new();
-    for (i, message) in conversation::messages_of_other_roles(&mut marked.messages) {
-        message["content"] = marker(i).into();
-        roles.push((i, message["role"].clone()));
-    }
-    if roles.is_empty() {
+    let has_other_role = |i: &usize| conversation::has_other_role(&chat.messages[*i]);
+    let others: Vec<usize> = (0..chat.messages.len()).filter(has_other_role).collect();
+    if others.is_empty() {
         return Ok(());
     }
+    let marker = |i: usize| format!("message {i} of another role");
+    let mut marked = chat.clone();
+    others.iter().for_each(|i| marked.messages[*i]["content"] = marker(*i).into());
     let rendered = render_template(template, &marked, now)?;
-    match roles.into_iter().find(|(i, _)| !rendered.contains(&marker(*i))) {
+    match others.into_iter().find(|i| !rendered.contains(&marker(*i))) {
         None => Ok(()),
-        Some((i, role)) => {
+        Some(i) => {
+            let role = &chat.messages[i]["role"];
             let message = format!("the model's chat template writes no messages of the role {role}");
             Err(Refusal::Invalid { field: format!("messages[{i}].role").into(), message })
         }
