@@ -12,8 +12,8 @@ ROUNDS ?= 5
 FAULTS ?=
 # The number of connections, spread over ten malformed kinds.
 CONNECTIONS ?= 100000
-# The build before this one in a rolling upgrade: a commit. The default is the last one before protocol 2.
-BEFORE ?= 280b81b3
+# The build before this one in a rolling upgrade: a commit with the same numerics.
+BEFORE ?= 9da1448b
 # The number of flipped bits in each place.
 FLIPS ?= 100
 TREES ?= 200
