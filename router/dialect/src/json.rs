@@ -75,6 +75,7 @@ impl StringDecoder {
     /// there.
     pub fn read(&mut self, text: &str, meant: &mut String) -> (usize, bool) {
         for (at, c) in text.char_indices() {
+            self.drop_half(c, meant);
             match c {
                 _ if self.is_pending(c) => {
                     self.escape.push(c);
@@ -95,6 +96,15 @@ impl StringDecoder {
             }
         }
         (text.len(), false)
+    }
+
+    /// Writes the first half of a pair if `c` shows that the escape behind it is no second half.
+    fn drop_half(&mut self, c: char, meant: &mut String) {
+        if self.escape.len() == 7 && c != 'u' {
+            let next = self.escape.split_off(6);
+            self.flush(meant);
+            self.escape = next;
+        }
     }
 
     /// Whether `c` belongs to the current escape: `\x`, `\uABCD`, or a pair of the latter.

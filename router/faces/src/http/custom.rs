@@ -140,6 +140,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn half_a_pair_stays_as_it_is_written() {
+        for (arguments, text) in [
+            ("{\"input\": \"a\\ud83db\"}", "a\\ud83db"),
+            ("{\"input\": \"\\ud83d\\nb\"}", "\\ud83d\nb"),
+            ("{\"input\": \"\\udc00b\"}", "\\udc00b"),
+        ] {
+            let letters: Vec<char> = arguments.chars().collect();
+            for n in [1, letters.len()] {
+                let mut reader = InputReader::default();
+                let read: String =
+                    letters.chunks(n).map(|part| reader.push(&part.iter().collect::<String>())).collect();
+                assert_eq!(read, text, "in parts of {n}");
+            }
+        }
+    }
+
     /// Writes letters beyond ASCII as escapes, in pairs where one is not enough.
     fn escape(letter: char) -> String {
         if letter.is_ascii() {
