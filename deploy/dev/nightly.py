@@ -62,7 +62,7 @@ PARTS = [
     Part("bfcl", 90, r"(parallel_multiple: .*)", server=()),
     Part("hostile-tools", 20, r"(p99 of gaps .*)"),
     Part("hostile", 30, r"it is (.* times as long)"),
-    Part("overload", 15, r"Refusals within .*?(it is .*?with impatient clients)"),
+    Part("overload", 15, r"(it is \d+%, .*?impatient clients\. Refusals .*?impatient clients)"),
     Part("bench-tenants", 15, r"(\| beside a tenant at 50 .*)"),
     Part("chaos", 60, TESTS),
     Part("soak-hour", 90, r"(\d+ false alarms)"),

@@ -164,10 +164,7 @@ impl ChatAnswerFormat {
 
     /// Returns a part of a call. The first part has only the name, unless more arrived with it.
     fn call_part(&mut self, choice: u32, part: &v1::ToolCallDelta) -> Value {
-        let (kind, member, text) = match self.custom.next_input(choice, part) {
-            Some(input) => (CUSTOM, "input", input),
-            None => ("function", "arguments", part.arguments.clone()),
-        };
+        let (kind, member, text) = call_members(self.custom.next_input(choice, part), &part.arguments);
         if part.name.is_empty() {
             return json!({ "index": part.index, kind: { member: text } });
         }
@@ -175,10 +172,7 @@ impl ChatAnswerFormat {
     }
 
     fn call(&self, call: &v1::ToolCall) -> Value {
-        let (kind, member, text) = match self.custom.whole_input(call) {
-            Some(input) => (CUSTOM, "input", input),
-            None => ("function", "arguments", call.arguments.clone()),
-        };
+        let (kind, member, text) = call_members(self.custom.whole_input(call), &call.arguments);
         json!({ "id": call.id, "type": kind, kind: { "name": call.name, member: text } })
     }
 
@@ -196,6 +190,14 @@ fn add_reasoning(message: &mut Map<String, Value>, reasoning: &str) {
     if !reasoning.is_empty() {
         message.insert("reasoning_content".to_owned(), reasoning.into());
         message.insert("reasoning".to_owned(), reasoning.into());
+    }
+}
+
+/// Returns the kind of a call, and the member with its text: the input of a custom tool, or a function's arguments.
+fn call_members(input: Option<String>, arguments: &str) -> (&'static str, &'static str, String) {
+    match input {
+        Some(input) => (CUSTOM, "input", input),
+        None => ("function", "arguments", arguments.to_owned()),
     }
 }
 

@@ -219,7 +219,7 @@ fn json_of(field: &str, text: &str) -> Result<Value, Refusal> {
     serde_json::from_str(text).map_err(|error| refusal_at(field.to_owned(), format!("is not JSON: {error}")))
 }
 
-fn refusal_at(field: String, message: impl Into<String>) -> Refusal {
+pub(super) fn refusal_at(field: String, message: impl Into<String>) -> Refusal {
     Refusal::Invalid { field: field.into(), message: message.into() }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Read `input` (items to a chat), `tools` and `settings` (the rest of a request), then `output` (a chat's deltas to
 //! items and events), `reply` (the object, to which `raw` adds tokens) and `writer` (the stream). `background` runs a
-//! response without its client, and `follow` streams its events. `finalizer`
-//! stores a response that has ended, and `stored` has the pages for stored responses. `conversations` has those that
-//! clients store themselves, made of `items`, and `lists` shows both. `references` finds single stored items of either.
+//! response without its client, and `follow` streams its events. `finalizer` stores a response that has ended, and
+//! `stored` has the pages for stored responses. `conversations` has those that clients store themselves, made of
+//! `items`, and `lists` shows both. `references` finds single stored items of either.
 
 mod background;
 pub mod conversations;
