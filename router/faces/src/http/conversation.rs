@@ -1,7 +1,7 @@
 //! A conversation in OpenAI's format: messages with their calls, and vLLM's fields for the template. Has no knowledge
 //! of answers.
 
-use crate::http::fields::{Fields, wrong_type};
+use crate::http::fields::{Fields, invalid, wrong_type};
 use crate::http::{thinking, tools};
 use proto::v1;
 use router::refusal::Refusal;
@@ -142,8 +142,4 @@ fn text_of(i: usize, parts: Vec<Value>) -> Result<String, Refusal> {
     };
     let lines: Vec<String> = parts.iter().enumerate().map(text).collect::<Result<_, _>>()?;
     Ok(lines.join("\n"))
-}
-
-pub fn invalid(field: String, message: &str) -> Refusal {
-    Refusal::Invalid { field: field.into(), message: message.to_owned() }
 }

@@ -1,8 +1,7 @@
 //! Tools of the kind `custom`, whose calls have a text instead of arguments. The model calls a strict function with one
 //! argument, and the text is read out of it while it grows. Has no knowledge of items and events.
 
-use crate::http::fields::wrong_type;
-use crate::http::single::invalid;
+use crate::http::fields::{invalid, wrong_type};
 use dialect::StringDecoder;
 use proto::v1;
 use router::refusal::Refusal;
@@ -14,6 +13,14 @@ pub const CUSTOM: &str = "custom";
 /// The only argument of the function.
 const INPUT: &str = "input";
 const NO_LARK: &str = "`lark` is not supported: the text is part of a JSON string; `regex` is supported";
+
+/// Returns the name of a tool, which is one of these members.
+pub fn tool_name(field: &str, tool: &Map<String, Value>) -> Result<String, Refusal> {
+    match tool.get("name").and_then(Value::as_str) {
+        Some(name) if !name.is_empty() => Ok(name.to_owned()),
+        _ => Err(invalid(format!("{field}.name"), "must be a name")),
+    }
+}
 
 /// Returns a chat's tool for the function that stands for this custom tool.
 pub fn chat_tool(field: &str, name: &str, tool: &Map<String, Value>) -> Result<Value, Refusal> {

@@ -383,6 +383,10 @@ fn not_integer(name: &'static str, value: &Value) -> Refusal {
     }
 }
 
+pub fn invalid(field: String, message: &str) -> Refusal {
+    Refusal::Invalid { field: field.into(), message: message.to_owned() }
+}
+
 /// The refusal names the value's kind and does not repeat the value, which may be long or private.
 pub fn wrong_type(name: impl Into<std::borrow::Cow<'static, str>>, must: &str, value: &Value) -> Refusal {
     let kind = match value {

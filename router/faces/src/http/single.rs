@@ -1,6 +1,6 @@
 //! Shared by pages whose requests have one prompt, mostly a chat. Has no knowledge of any page's own fields.
 
-use crate::http::fields::{Fields, wrong_type};
+use crate::http::fields::{Fields, invalid, wrong_type};
 use proto::v1;
 use proto::v1::generate_request::Input;
 use router::front::parsed_request::{ParsedRequest, Purpose};
@@ -54,10 +54,6 @@ pub fn text_of(field: &str, content: Option<Value>, kinds: &[&str]) -> Result<St
 pub fn unserved(field: String, kind: &str) -> Refusal {
     let kind: String = kind.chars().take(KIND_CHARS_MAX).collect();
     invalid(field, &format!("`{kind}` is not supported yet; only text is"))
-}
-
-pub fn invalid(field: String, message: &str) -> Refusal {
-    Refusal::Invalid { field: field.into(), message: message.to_owned() }
 }
 
 /// Reads a list of objects that is not empty.

@@ -1,7 +1,6 @@
 //! How long a model may think, under each server's name for it. Has no knowledge of models.
 
-use crate::http::conversation::invalid;
-use crate::http::fields::{Fields, wrong_type};
+use crate::http::fields::{Fields, invalid, wrong_type};
 use router::refusal::Refusal;
 use serde_json::Value;
 

@@ -1,8 +1,7 @@
 //! Tools in OpenAI's format, also the older `functions`, and the calls of a conversation. Has no knowledge of dialects.
 
-use crate::http::conversation::invalid;
 use crate::http::custom::{self, CUSTOM};
-use crate::http::fields::{Fields, wrong_type};
+use crate::http::fields::{Fields, invalid, wrong_type};
 use proto::v1;
 use proto::v1::tool_choice::Mode;
 use router::refusal::Refusal;
@@ -61,10 +60,8 @@ fn tool((i, tool): (usize, &Value)) -> Result<String, Refusal> {
     }
     let field = format!("tools[{i}].{CUSTOM}");
     let custom = tool[CUSTOM].as_object().ok_or_else(|| wrong_type(field.clone(), "an object", &tool[CUSTOM]))?;
-    match custom.get("name").and_then(Value::as_str) {
-        Some(name) if !name.is_empty() => custom::chat_tool(&field, name, custom).map(|tool| tool.to_string()),
-        _ => Err(invalid(format!("{field}.name"), "must be a name")),
-    }
+    let name = custom::tool_name(&field, custom)?;
+    Ok(custom::chat_tool(&field, &name, custom)?.to_string())
 }
 
 /// Reads the choice. A choice that allows only some of the tools removes the others.

@@ -1,11 +1,11 @@
 //! A request for a message, or for a count of its tokens: both read the same chat. Has no knowledge of answers.
 
-use crate::http::fields::{Fields, StreamOptions};
+use crate::http::fields::{Fields, StreamOptions, invalid};
 use crate::http::known::Endpoint;
 use crate::http::messages::thinking::{self, ThinkingOptions};
 use crate::http::messages::{tools, turns};
 use crate::http::page::ApiRequest;
-use crate::http::single::{self, invalid, objects};
+use crate::http::single::{self, objects};
 use proto::v1;
 use proto::v1::generate_request::Input;
 use proto::v1::structure::Form;

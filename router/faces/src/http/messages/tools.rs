@@ -1,8 +1,7 @@
 //! Tools in Anthropic's format. Tools that run on Anthropic's servers, or that only its models were trained on, are
 //! refused by name.
 
-use crate::http::fields::{Fields, wrong_type};
-use crate::http::single::invalid;
+use crate::http::fields::{Fields, invalid, wrong_type};
 use proto::v1;
 use proto::v1::tool_choice::Mode;
 use router::refusal::Refusal;

@@ -1,7 +1,6 @@
 //! A conversation in Anthropic's format: system prompt, turns, and the blocks of a turn. Has no knowledge of templates.
 
-use crate::http::fields::{Fields, wrong_type};
-use crate::http::single::invalid;
+use crate::http::fields::{Fields, invalid, wrong_type};
 use proto::v1;
 use router::refusal::Refusal;
 use serde_json::Value;

@@ -2,13 +2,13 @@
 
 use crate::http::conversation;
 use crate::http::error::HttpError;
-use crate::http::fields::Fields;
+use crate::http::fields::{Fields, invalid};
 use crate::http::known::{Endpoint, NeutralValues};
 use crate::http::ollama::reply::{self, ReplyOptions, ReplyShape, answer, report_loaded};
 use crate::http::ollama::words::{served_name, to_http_error};
 use crate::http::ollama::{options, shape};
 use crate::http::page::{AnswerRequest, ApiRequest, record_refusal};
-use crate::http::single::{self, invalid};
+use crate::http::single;
 use axum::extract::State;
 use axum::response::Response;
 use proto::v1;

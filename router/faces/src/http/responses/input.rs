@@ -2,8 +2,8 @@
 //! become one message again. Has no knowledge of answers.
 
 use crate::http::custom;
-use crate::http::fields::{Fields, wrong_type};
-use crate::http::single::{invalid, objects, text_message, text_of};
+use crate::http::fields::{Fields, invalid, wrong_type};
+use crate::http::single::{objects, text_message, text_of};
 use proto::v1;
 use router::refusal::Refusal;
 use serde_json::{Value, json};

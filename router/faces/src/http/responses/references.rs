@@ -2,10 +2,10 @@
 //! an item of a conversation. Has no knowledge of prompts.
 
 use crate::http::error::HttpError;
+use crate::http::fields::invalid;
 use crate::http::page::ApiRequest;
 use crate::http::responses::reply::id_of;
 use crate::http::responses::stored::own_items;
-use crate::http::single::invalid;
 use router::front::frontend::Frontend;
 use router::front::stored::{StoredItem, StoredResponse};
 use router::refusal::Refusal;

@@ -1,8 +1,7 @@
 //! The fields of a response's request other than its input and tools, and their copies in the reply. Has no knowledge
 //! of answers.
 
-use crate::http::fields::{Fields, wrong_type};
-use crate::http::single::invalid;
+use crate::http::fields::{Fields, invalid, wrong_type};
 use proto::v1::structure::Form;
 use router::refusal::Refusal;
 use serde_json::{Map, Value, json};

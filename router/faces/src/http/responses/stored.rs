@@ -29,22 +29,22 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 pub async fn items_before(front: &Frontend, page: &mut ApiRequest, id: Option<&str>) -> Result<Vec<Value>, HttpError> {
     let Some(id) = id else { return Ok(Vec::new()) };
     let stored = find_response(front, page.tenant, id, "previous_response_id")?;
-    if let Some(run) = &stored.run
-        && !matches!(run.end(), Some("completed" | "incomplete"))
-    {
-        let why = format!("is of a response that is {}: it cannot be continued", run.end().unwrap_or("still running"));
-        return Err(Refusal::invalid("previous_response_id", why).into());
-    }
     let n_bytes = stored.items.len() + stored.reply.len();
     page.reserve_body_bytes(front, n_bytes)?;
-    let read = move || -> Option<Vec<Value>> {
-        let mut items: Vec<Value> = serde_json::from_str(&stored.items).ok()?;
+    let read = move || -> Option<Result<Vec<Value>, Refusal>> {
         let mut reply: Value = serde_json::from_str(&stored.reply).ok()?;
+        // A background run ends after its reply is stored, so the reply alone has the status that clients have read.
+        let status = reply["status"].as_str()?;
+        if !matches!(status, "completed" | "incomplete") {
+            let why = format!("is of a response that is {status}: it cannot be continued");
+            return Some(Err(Refusal::invalid("previous_response_id", why)));
+        }
+        let mut items: Vec<Value> = serde_json::from_str(&stored.items).ok()?;
         items.append(reply["output"].as_array_mut()?);
-        Some(items)
+        Some(Ok(items))
     };
     let items = front.texts.off_runtime(n_bytes, read).await?;
-    items.ok_or_else(|| Refusal::failed("a stored response cannot be read").into())
+    Ok(items.ok_or_else(|| Refusal::failed("a stored response cannot be read"))??)
 }
 
 fn find_response(front: &Frontend, tenant: TenantId, id: &str, param: &str) -> Result<Arc<StoredResponse>, HttpError> {

@@ -2,8 +2,7 @@
 //! which the client runs, are supported. Other kinds would run on the server, and are refused by name.
 
 use crate::http::custom::{self, CUSTOM};
-use crate::http::fields::{Fields, wrong_type};
-use crate::http::single::invalid;
+use crate::http::fields::{Fields, invalid, wrong_type};
 use proto::v1;
 use proto::v1::tool_choice::Mode;
 use router::refusal::Refusal;
@@ -80,7 +79,7 @@ fn function(i: usize, value: Value) -> Result<Option<FunctionTool>, Refusal> {
         }
         None => return Err(invalid(format!("tools[{i}].type"), "must be `function` or `custom`")),
     }
-    let name = tool_name(i, &object)?;
+    let name = custom::tool_name(&format!("tools[{i}]"), &object)?;
     match object.get("parameters") {
         None | Some(Value::Null | Value::Object(_)) => {}
         Some(other) => {
@@ -108,7 +107,7 @@ fn function(i: usize, value: Value) -> Result<Option<FunctionTool>, Refusal> {
 
 /// The model sees it as a strict function with the text as its one argument.
 fn custom_tool(i: usize, object: Map<String, Value>) -> Result<FunctionTool, Refusal> {
-    let name = tool_name(i, &object)?;
+    let name = custom::tool_name(&format!("tools[{i}]"), &object)?;
     let member = |name: &str| object.get(name).cloned().unwrap_or(Value::Null);
     let chat_tool = custom::chat_tool(&format!("tools[{i}]"), &name, &object)?;
     let format = object.get("format").filter(|format| !format.is_null()).cloned();
@@ -119,13 +118,6 @@ fn custom_tool(i: usize, object: Map<String, Value>) -> Result<FunctionTool, Ref
         "format": format.unwrap_or_else(|| json!({ "type": "text" })),
     });
     Ok(FunctionTool { name, chat_tool, shown })
-}
-
-fn tool_name(i: usize, object: &Map<String, Value>) -> Result<String, Refusal> {
-    match object.get("name").and_then(Value::as_str) {
-        Some(name) if !name.is_empty() => Ok(name.to_owned()),
-        _ => Err(invalid(format!("tools[{i}].name"), "must be a name")),
-    }
 }
 
 /// The tool choice, and the only tools that it allows.
