@@ -205,8 +205,8 @@ fuzz: protoc ## mutated files, tokenizers, templates and requests, each for FUZZ
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test checkpoint -- --nocapture fuzz::
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test router -- --nocapture fuzz::mutated_bodies
 
-soak: protoc ## SEEDS (10000) simulated clusters with faults; a failure prints its seed
-	SIMULATION_SEEDS=$(SEEDS) $(CARGO) test --workspace --locked --test simulation -- --nocapture seeds
+soak: protoc ## SEEDS (10000) simulated clusters with faults: benches/results/simulation.md
+	SIMULATION_SEEDS=$(SEEDS) $(CARGO) test --profile soak --workspace --locked --test simulation -- --nocapture seeds
 
 # Installing the packages builds llama.cpp, which requires a C++ compiler and some minutes.
 kl: protoc $(REFERENCE_PACKAGES)/.ready ## the KL divergence of int8 from f32, beside llama.cpp: benches/results/kl.md

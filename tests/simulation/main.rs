@@ -24,13 +24,15 @@
 //! its claim ends).
 //!
 //! `SIMULATION_SEED=7` prints the events of one seed. `SIMULATION_SEEDS=10000` runs as many seeds, from
-//! `SIMULATION_FIRST` on.
+//! `SIMULATION_FIRST` on, and writes what happened in them to `benches/results/simulation.md`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod cast;
 mod client;
 mod detection;
 mod gaps;
+#[path = "../common/machine.rs"]
+mod machine;
 #[path = "../../router/faces/tests/router/model.rs"]
 mod model;
 mod net;
@@ -50,10 +52,13 @@ mod world;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 use world::{Outcome, run};
 
 /// The seeds that CI runs, within a minute.
 const SEEDS: u64 = 200;
+/// A run of fewer seeds writes no result.
+const WRITTEN_SEEDS_MIN: u64 = 10_000;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
@@ -81,11 +86,42 @@ fn seeds() {
         assert!(outcome.violations.is_empty(), "{}", failure_text(seed, &outcome));
         return;
     }
-    check_all(failure_text, |seed| run(seed, false));
+    let began = Instant::now();
+    let ran = check_all(failure_text, |seed| run(seed, false));
+    if ran.n_seeds >= WRITTEN_SEEDS_MIN {
+        machine::write_result("simulation.md", &ran.page(began.elapsed().as_secs()));
+    }
+}
+
+/// Seeds that broke no rule, and the number of each kind of event in them.
+struct SeedRun {
+    first: u64,
+    n_seeds: u64,
+    counts: BTreeMap<&'static str, u64>,
+}
+
+impl SeedRun {
+    fn page(&self, seconds: u64) -> String {
+        let lines = self.counts.iter().map(|(what, n)| format!("| {what} | {n} |\n"));
+        format!(
+            "# Simulated clusters\n\n\
+            `make soak SEEDS={}`: {} seeds from {} on, **no violation**, in {seconds} seconds on {}, {} at its end. \
+            The build is optimized and checks its assertions.\n\n\
+            | event | number |\n|---|---:|\n{}\n\
+            `tests/simulation/main.rs` lists the bugs that were planted to try the checker, each with the first seed \
+            that caught it.\n",
+            self.n_seeds,
+            self.n_seeds,
+            self.first,
+            machine::machine(),
+            machine::load(),
+            lines.collect::<String>(),
+        )
+    }
 }
 
 /// Simulates the requested number of seeds, on all cores; panics with those that broke a rule.
-fn check_all(describe: impl Fn(u64, &Outcome) -> String + Sync, run: impl Fn(u64) -> Outcome + Sync) {
+fn check_all(describe: impl Fn(u64, &Outcome) -> String + Sync, run: impl Fn(u64) -> Outcome + Sync) -> SeedRun {
     let (first, n_seeds) = (number("SIMULATION_FIRST").unwrap_or(0), number("SIMULATION_SEEDS").unwrap_or(SEEDS));
     let (next, failed) = (AtomicU64::new(first), Mutex::new(Vec::new()));
     let counts = Mutex::new(BTreeMap::<&str, u64>::new());
@@ -108,9 +144,10 @@ fn check_all(describe: impl Fn(u64, &Outcome) -> String + Sync, run: impl Fn(u64
         let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
         (0..n_threads).for_each(|_| drop(scope.spawn(work)));
     });
-    println!("{n_seeds} seeds from {first} on: {:?}", counts.lock().unwrap());
-    let failed = failed.into_inner().unwrap();
+    let (counts, failed) = (counts.into_inner().unwrap(), failed.into_inner().unwrap());
+    println!("{n_seeds} seeds from {first} on: {counts:?}");
     assert!(failed.is_empty(), "{} of {n_seeds} seeds fail: {failed:?}", failed.len());
+    SeedRun { first, n_seeds, counts }
 }
 
 #[test]
