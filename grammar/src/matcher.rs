@@ -23,8 +23,6 @@ pub struct Matcher {
     /// Tokens of the answer without the end.
     n_tokens: usize,
     is_ended: bool,
-    /// A grammar may name a token that otherwise ends answers. The engine cannot take such a token back.
-    names_end: bool,
     /// The memory that it held when it was made.
     n_bytes: usize,
 }
@@ -40,8 +38,6 @@ pub enum MatcherError {
     TooComplex(String),
     #[error("the vocabulary has no token that the grammar allows")]
     NoToken,
-    #[error("cannot remove {requested} of {held} tokens")]
-    Rewind { requested: usize, held: usize },
     #[error("the grammar engine failed: {0}")]
     Engine(String),
 }
@@ -63,15 +59,26 @@ impl Matcher {
         };
         let n_bytes = of_lexer + TABLE_BYTES * grammar.n_bytes();
         let vocabulary = vocabulary.clone();
-        Ok(Matcher { parser, thinking, vocabulary, n_tokens: 0, is_ended: false, names_end: false, n_bytes })
+        Ok(Matcher { parser, thinking, vocabulary, n_tokens: 0, is_ended: false, n_bytes })
     }
 
     /// Returns an independent matcher at the same position. None where the engine fails to copy.
     pub fn copy(&self) -> Option<Matcher> {
-        let parser = catch_panics(|| self.parser.as_ref().map(Parser::deep_clone)).ok()?;
+        self.copy_by(Parser::deep_clone)
+    }
+
+    fn copy_by(&self, copy: fn(&Parser) -> Parser) -> Option<Matcher> {
+        let parser = catch_panics(|| self.parser.as_ref().map(copy)).ok()?;
         let (thinking, vocabulary) = (self.thinking.clone(), self.vocabulary.clone());
-        let Matcher { n_tokens, is_ended, names_end, n_bytes, .. } = *self;
-        Some(Matcher { parser, thinking, vocabulary, n_tokens, is_ended, names_end, n_bytes })
+        let Matcher { n_tokens, is_ended, n_bytes, .. } = *self;
+        Some(Matcher { parser, thinking, vocabulary, n_tokens, is_ended, n_bytes })
+    }
+
+    /// Returns a matcher that reads on from here and leaves this one as it is. It shares the engine's tables, so it
+    /// costs little. It replaces taking tokens back: behind the engine's `rollback` a later mask may forbid what the
+    /// grammar allows. None where the engine fails to copy.
+    pub fn branch(&self) -> Option<Matcher> {
+        self.copy_by(Parser::clone)
     }
 
     /// The approximate memory that it holds at the start of its answer.
@@ -104,7 +111,6 @@ impl Matcher {
         if self.with_parser(0, |parser| parser.try_consume_tokens(&[token]))? == 0 {
             return Err(MatcherError::Token(token));
         }
-        self.names_end |= is_end;
         Ok(false)
     }
 
@@ -169,26 +175,6 @@ impl Matcher {
 
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
-    }
-
-    /// Whether tokens can be taken back.
-    pub fn goes_back(&self) -> bool {
-        !self.names_end
-    }
-
-    /// Takes back the last `n` tokens; an end counts as one.
-    pub fn rewind(&mut self, n: usize) -> Result<(), MatcherError> {
-        let held = self.n_tokens + usize::from(self.is_ended);
-        if n > held || self.names_end && n > 0 {
-            return Err(MatcherError::Rewind { requested: n, held });
-        }
-        let n_text = n - usize::from(self.is_ended && n > 0);
-        self.is_ended &= n == 0;
-        self.n_tokens -= n_text;
-        if let Some(thinking) = &mut self.thinking {
-            thinking.rewind(n_text, &self.vocabulary);
-        }
-        self.with_parser((), |parser| parser.rollback(n_text))
     }
 
     /// Returns the parser's answer, or the answer that holds for any text if there is no parser.

@@ -9,7 +9,6 @@
 
 use crate::Vocabulary;
 use serde_json::{Value, json};
-use std::collections::VecDeque;
 use types::{Grammar, Token};
 
 /// The markers of a thought, and its length limit.
@@ -77,14 +76,8 @@ pub(crate) struct ThinkingProgress {
     budget: ThinkingBudget,
     /// The tokens that spell the closing text.
     closing: Vec<Token>,
-    /// The tokens taken, so that some of them can be taken back.
-    tokens: Vec<Token>,
     now: ThinkingState,
-    /// The state before each of the last tokens: as many as a rejected draft takes back.
-    before: VecDeque<ThinkingState>,
 }
-
-const BEFORE_MAX: usize = 64;
 
 #[derive(Clone, Debug, Default)]
 struct ThinkingState {
@@ -109,7 +102,7 @@ impl ThinkingProgress {
     pub fn new(budget: ThinkingBudget, vocabulary: &Vocabulary) -> Option<ThinkingProgress> {
         let closing = vocabulary.spell(budget.closes.first()?)?;
         let now = ThinkingState::start(&budget);
-        Some(ThinkingProgress { budget, closing, tokens: Vec::new(), now, before: VecDeque::new() })
+        Some(ThinkingProgress { budget, closing, now })
     }
 
     /// Returns the one token that may come next, once the budget is used up.
@@ -121,11 +114,6 @@ impl ThinkingProgress {
 
     pub fn accept(&mut self, token: Token, vocabulary: &Vocabulary) {
         let forced = self.forced_token();
-        if self.before.len() == BEFORE_MAX {
-            self.before.pop_front();
-        }
-        self.before.push_back(self.now.clone());
-        self.tokens.push(token);
         self.now.n_closing = if forced == Some(token) { self.now.n_closing + 1 } else { 0 };
         self.now.n_thought += u32::from(self.now.at == ThinkingPhase::Inside);
         let is_marker = |text: &[u8]| {
@@ -140,20 +128,6 @@ impl ThinkingProgress {
         };
         self.now.tail.extend_from_slice(bytes);
         while self.now.advance(&self.budget) {}
-    }
-
-    /// Takes back the last `n` tokens.
-    pub fn rewind(&mut self, n: usize, vocabulary: &Vocabulary) {
-        if let Some(kept) = self.before.len().checked_sub(n) {
-            self.tokens.truncate(self.tokens.len() - n);
-            self.now = self.before.drain(kept..).next().unwrap_or_else(|| self.now.clone());
-            return;
-        }
-        let mut tokens = std::mem::take(&mut self.tokens);
-        tokens.truncate(tokens.len().saturating_sub(n));
-        self.before.clear();
-        self.now = ThinkingState::start(&self.budget);
-        tokens.into_iter().for_each(|token| self.accept(token, vocabulary));
     }
 }
 

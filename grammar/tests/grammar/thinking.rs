@@ -115,15 +115,12 @@ fn a_budget_is_a_function_of_the_tokens_alone() {
     let expected = drawn(&mut whole, &preferred);
     let tokens: Vec<Token> = expected.iter().map(|(token, _)| *token).collect();
     for n in 0..tokens.len() {
-        // A replayed log, a copy, and tokens that were taken back, all at once and one by one.
+        // A replayed log, a copy, and a branch.
         let mut replayed = matcher(&vocabulary, &grammar);
         tokens[..n].iter().for_each(|token| replayed.accept(*token).unwrap());
         let mut copy = replayed.copy().unwrap();
-        let mut rewound = whole.copy().unwrap();
-        rewound.rewind(tokens.len() - n).unwrap();
-        let mut step_by_step = whole.copy().unwrap();
-        (n..tokens.len()).for_each(|_| step_by_step.rewind(1).unwrap());
-        for matcher in [&mut replayed, &mut copy, &mut rewound, &mut step_by_step] {
+        let mut branch = replayed.branch().unwrap();
+        for matcher in [&mut branch, &mut replayed, &mut copy] {
             assert_eq!(drawn(matcher, &preferred[n..]), expected[n..], "from token {n}");
         }
     }

@@ -5,8 +5,8 @@
 //! [.. log ..] mask · token · mask · token · mask     and back to the log
 //! ```
 //!
-//! It looks ahead behind the log: along the drafts that a step verifies, or where the grammar allows only one text.
-//! Then it rolls those tokens back, so that the log's next token finds it at the log's end.
+//! It looks ahead behind the log: along the drafts that a step verifies, or where the grammar allows only one text. A
+//! branch of the matcher reads those tokens, so that the log's next token finds the matcher at the log's end.
 
 use crate::load::vocabulary::LazyVocabulary;
 use grammar::{Matcher, MatcherError, TokenMask};
@@ -94,27 +94,25 @@ impl GrammarFollower {
         next: impl Fn(&Matcher, &TokenMask, usize) -> Option<Token>,
         mut takes: impl FnMut(Token, &[u32]) -> bool,
     ) {
-        let Some(matcher) = self.matcher.as_mut().filter(|matcher| matcher.goes_back()) else { return };
-        let (mut n_taken, mut is_sound) = (0, true);
         // An end is an answer's last token: no draw follows an end that was not drawn itself.
-        while let Some(token) = next(matcher, &self.mask, n_taken).filter(|token| !matcher.end_tokens().contains(token))
-        {
-            if let Err(stuck) = matcher.accept(token) {
-                is_sound = matches!(stuck, MatcherError::Token(_));
-                break;
+        let next = |matcher: &Matcher, mask: &TokenMask, n_taken: usize| {
+            next(matcher, mask, n_taken).filter(|token| !matcher.end_tokens().contains(token))
+        };
+        let Some(matcher) = &self.matcher else { return };
+        let Some(mut token) = next(matcher, &self.mask, 0) else { return };
+        let Some(mut branch) = matcher.branch() else { return };
+        for n_taken in 1.. {
+            match branch.accept(token).and_then(|()| branch.fill_mask(&mut self.mask)) {
+                Ok(()) if takes(token, self.mask.words()) => {}
+                Ok(()) | Err(MatcherError::Token(_)) => return,
+                Err(_) => return self.restart(),
             }
-            n_taken += 1;
-            is_sound = matcher.fill_mask(&mut self.mask).is_ok();
-            if !is_sound || !takes(token, self.mask.words()) {
-                break;
-            }
-        }
-        if !is_sound || matcher.rewind(n_taken).is_err() {
-            self.restart();
+            let Some(another) = next(&branch, &self.mask, n_taken) else { return };
+            token = another;
         }
     }
 
-    /// An error behind the log does not affect the log: the grammar reads it again.
+    /// An error behind the log does not affect the log: the grammar reads it again, with tables of its own.
     fn restart(&mut self) {
         self.matcher = None;
         self.unseen.extend(self.seen.drain(..));

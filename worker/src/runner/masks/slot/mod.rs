@@ -264,7 +264,7 @@ fn failure(stuck: &MatcherError) -> Failure {
     match stuck {
         MatcherError::NoToken => Failure::NoToken,
         MatcherError::TooComplex(_) => Failure::Grammar(GrammarFault::TooComplex),
-        MatcherError::Grammar(_) | MatcherError::Token(_) | MatcherError::Rewind { .. } | MatcherError::Engine(_) => {
+        MatcherError::Grammar(_) | MatcherError::Token(_) | MatcherError::Engine(_) => {
             Failure::Grammar(GrammarFault::Broken)
         }
     }
