@@ -141,8 +141,8 @@ pub fn whole_millis(wait: Duration) -> u64 {
 }
 
 impl Refusal {
-    pub fn invalid(field: &'static str, message: impl Into<String>) -> Refusal {
-        Refusal::Invalid { field: Cow::Borrowed(field), message: message.into() }
+    pub fn invalid(field: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Refusal {
+        Refusal::Invalid { field: field.into(), message: message.into() }
     }
 
     pub fn failed(message: impl Into<String>) -> Refusal {

@@ -1,7 +1,7 @@
 //! A conversation in OpenAI's format: messages with their calls, and vLLM's fields for the template. Has no knowledge
 //! of answers.
 
-use crate::http::fields::{Fields, invalid, wrong_type};
+use crate::http::fields::{Fields, wrong_type};
 use crate::http::{thinking, tools};
 use proto::v1;
 use router::refusal::Refusal;
@@ -74,7 +74,7 @@ fn effort(fields: &mut Fields) -> Result<Option<String>, Refusal> {
     };
     let meant = |value: &Value| !value.is_null() && value != "auto";
     if let Some((name, _)) = reasoning.rest().iter().find(|(_, value)| meant(value)) {
-        return Err(invalid(format!("reasoning.{name}"), "is not supported; only `effort` is"));
+        return Err(Refusal::invalid(format!("reasoning.{name}"), "is not supported; only `effort` is"));
     }
     Ok(flat_effort.or(inner))
 }
@@ -84,7 +84,7 @@ fn message(i: usize, value: Value) -> Result<v1::ChatMessage, Refusal> {
         return Err(wrong_type(format!("messages[{i}]"), "an object", &value));
     };
     if message.get("audio").is_some_and(|value| !value.is_null()) {
-        return Err(invalid(format!("messages[{i}].audio"), "is not supported yet"));
+        return Err(Refusal::invalid(format!("messages[{i}].audio"), "is not supported yet"));
     }
     let role = role(i, &mut message)?;
     let is_assistant = role == "assistant";
@@ -137,8 +137,8 @@ fn role(i: usize, message: &mut Map<String, Value>) -> Result<String, Refusal> {
 fn text_of(i: usize, parts: Vec<Value>) -> Result<String, Refusal> {
     let text = |(j, part): (usize, &Value)| match (part.get("type").and_then(Value::as_str), part.get("text")) {
         (Some("text"), Some(Value::String(text))) => Ok(text.clone()),
-        (Some("text"), _) => Err(invalid(format!("messages[{i}].content[{j}].text"), "must be a string")),
-        _ => Err(invalid(format!("messages[{i}].content[{j}].type"), "is not supported yet; only `text` is")),
+        (Some("text"), _) => Err(Refusal::invalid(format!("messages[{i}].content[{j}].text"), "must be a string")),
+        _ => Err(Refusal::invalid(format!("messages[{i}].content[{j}].type"), "is not supported yet; only `text` is")),
     };
     let lines: Vec<String> = parts.iter().enumerate().map(text).collect::<Result<_, _>>()?;
     Ok(lines.join("\n"))

@@ -1,7 +1,7 @@
 //! Tools of the kind `custom`, whose calls have a text instead of arguments. The model calls a strict function with one
 //! argument, and the text is read out of it while it grows. Has no knowledge of items and events.
 
-use crate::http::fields::{invalid, wrong_type};
+use crate::http::fields::wrong_type;
 use dialect::StringDecoder;
 use proto::v1;
 use router::refusal::Refusal;
@@ -18,7 +18,7 @@ const NO_LARK: &str = "`lark` is not supported: the text is part of a JSON strin
 pub fn tool_name(field: &str, tool: &Map<String, Value>) -> Result<String, Refusal> {
     match tool.get("name").and_then(Value::as_str) {
         Some(name) if !name.is_empty() => Ok(name.to_owned()),
-        _ => Err(invalid(format!("{field}.name"), "must be a name")),
+        _ => Err(Refusal::invalid(format!("{field}.name"), "must be a name")),
     }
 }
 
@@ -52,7 +52,7 @@ fn pattern(field: &str, format: &Value) -> Result<Option<String>, Refusal> {
             regex(&format!("{field}.grammar"), &format["grammar"]).map(Some)
         }
         Some("grammar") => regex(field, format).map(Some),
-        _ => Err(invalid(format!("{field}.type"), "must be `text` or `grammar`")),
+        _ => Err(Refusal::invalid(format!("{field}.type"), "must be `text` or `grammar`")),
     }
 }
 
@@ -60,8 +60,8 @@ fn regex(field: &str, grammar: &Value) -> Result<String, Refusal> {
     match (grammar["syntax"].as_str(), &grammar["definition"]) {
         (Some("regex"), Value::String(pattern)) => Ok(pattern.clone()),
         (Some("regex"), other) => Err(wrong_type(format!("{field}.definition"), "a regular expression", other)),
-        (Some("lark"), _) => Err(invalid(format!("{field}.syntax"), NO_LARK)),
-        _ => Err(invalid(format!("{field}.syntax"), "must be `regex`")),
+        (Some("lark"), _) => Err(Refusal::invalid(format!("{field}.syntax"), NO_LARK)),
+        _ => Err(Refusal::invalid(format!("{field}.syntax"), "must be `regex`")),
     }
 }
 

@@ -215,7 +215,7 @@ impl Fields {
         let is_set =
             |name: &&&'static str| self.0.get(**name).is_some_and(|value| !NeutralValues::Empty.contain(value));
         match names.iter().find(is_set) {
-            Some(name) => Err(Refusal::invalid(name, "is not supported here")),
+            Some(name) => Err(Refusal::invalid(*name, "is not supported here")),
             None => Ok(()),
         }
     }
@@ -381,10 +381,6 @@ fn not_integer(name: &'static str, value: &Value) -> Refusal {
         true => Refusal::invalid(name, "is out of range"),
         false => wrong_type(name, "a whole number", value),
     }
-}
-
-pub fn invalid(field: String, message: &str) -> Refusal {
-    Refusal::Invalid { field: field.into(), message: message.to_owned() }
 }
 
 /// The refusal names the value's kind and does not repeat the value, which may be long or private.

@@ -1,6 +1,6 @@
 //! Shared by pages whose requests have one prompt, mostly a chat. Has no knowledge of any page's own fields.
 
-use crate::http::fields::{Fields, invalid, wrong_type};
+use crate::http::fields::{Fields, wrong_type};
 use proto::v1;
 use proto::v1::generate_request::Input;
 use router::front::parsed_request::{ParsedRequest, Purpose};
@@ -37,14 +37,16 @@ pub fn text_of(field: &str, content: Option<Value>, kinds: &[&str]) -> Result<St
     let parts = match content {
         Some(Value::String(text)) => return Ok(text),
         Some(Value::Array(parts)) => parts,
-        None => return Err(invalid(field.to_owned(), "is missing")),
+        None => return Err(Refusal::invalid(field.to_owned(), "is missing")),
         Some(other) => return Err(wrong_type(field.to_owned(), "a string or a list of parts", &other)),
     };
     let text = |(j, part): (usize, &Value)| match (part["type"].as_str(), &part["text"]) {
         (Some(kind), Value::String(text)) if kinds.contains(&kind) => Ok(text.clone()),
-        (Some(kind), _) if kinds.contains(&kind) => Err(invalid(format!("{field}[{j}].text"), "must be a string")),
+        (Some(kind), _) if kinds.contains(&kind) => {
+            Err(Refusal::invalid(format!("{field}[{j}].text"), "must be a string"))
+        }
         (Some(kind), _) => Err(unserved(format!("{field}[{j}].type"), kind)),
-        (None, _) => Err(invalid(format!("{field}[{j}].type"), "is missing")),
+        (None, _) => Err(Refusal::invalid(format!("{field}[{j}].type"), "is missing")),
     };
     let lines: Vec<String> = parts.iter().enumerate().map(text).collect::<Result<_, _>>()?;
     Ok(lines.join("\n"))
@@ -53,7 +55,7 @@ pub fn text_of(field: &str, content: Option<Value>, kinds: &[&str]) -> Result<St
 /// Refuses a kind that other servers support and this one does not.
 pub fn unserved(field: String, kind: &str) -> Refusal {
     let kind: String = kind.chars().take(KIND_CHARS_MAX).collect();
-    invalid(field, &format!("`{kind}` is not supported yet; only text is"))
+    Refusal::invalid(field, format!("`{kind}` is not supported yet; only text is"))
 }
 
 /// Reads a list of objects that is not empty.

@@ -1,6 +1,6 @@
 //! How long a model may think, under each server's name for it. Has no knowledge of models.
 
-use crate::http::fields::{Fields, invalid, wrong_type};
+use crate::http::fields::{Fields, wrong_type};
 use router::refusal::Refusal;
 use serde_json::Value;
 
@@ -32,7 +32,7 @@ pub fn anthropic_budget(thinking: &Value) -> Result<Option<u32>, Refusal> {
         Some("adaptive") => Ok(None),
         // The template has its own variable for this.
         Some("disabled") => Ok(Some(0)),
-        _ => Err(invalid("thinking.type".to_owned(), "must be `enabled`, `adaptive` or `disabled`")),
+        _ => Err(Refusal::invalid("thinking.type".to_owned(), "must be `enabled`, `adaptive` or `disabled`")),
     }
 }
 
@@ -53,7 +53,7 @@ fn merge_budgets<'a>(
 ) -> Result<Option<(&'a str, u32)>, Refusal> {
     match (found, tokens_max) {
         (Some((before, n)), Some(m)) if n != m => {
-            Err(invalid(name.to_owned(), &format!("is {m}, but `{before}` is {n}: set only one of them")))
+            Err(Refusal::invalid(name.to_owned(), format!("is {m}, but `{before}` is {n}: set only one of them")))
         }
         (unchanged, None) => Ok(unchanged),
         (_, Some(m)) => Ok(Some((name, m))),

@@ -1,7 +1,7 @@
 //! Tools in OpenAI's format, also the older `functions`, and the calls of a conversation. Has no knowledge of dialects.
 
 use crate::http::custom::{self, CUSTOM};
-use crate::http::fields::{Fields, invalid, wrong_type};
+use crate::http::fields::{Fields, wrong_type};
 use proto::v1;
 use proto::v1::tool_choice::Mode;
 use router::refusal::Refusal;
@@ -70,7 +70,7 @@ fn restrict_to_choice(value: Value, tools: &mut Vec<String>) -> Result<v1::ToolC
         return choice(value);
     }
     const MUST: &str = "must be {\"mode\": \"auto\" or \"required\", \"tools\": [..]}";
-    let wrong = |why: String| invalid("tool_choice.allowed_tools".to_owned(), &why);
+    let wrong = |why: String| Refusal::invalid("tool_choice.allowed_tools".to_owned(), &why);
     let allowed = &value["allowed_tools"];
     let mode = allowed["mode"].as_str().and_then(mode).filter(|mode| *mode != Mode::None);
     let (Some(mode), Some(list)) = (mode, allowed["tools"].as_array()) else { return Err(wrong(MUST.to_owned())) };
@@ -143,7 +143,7 @@ pub fn calls(i: usize, message: &mut Map<String, Value>) -> Result<Vec<v1::ToolC
         match value.get("type").unwrap_or(&Value::Null).as_str().unwrap_or("function") {
             "function" => call(format!("{field}.function"), &value["function"], id),
             CUSTOM => custom_call(&format!("{field}.{CUSTOM}"), &value[CUSTOM], id),
-            _ => Err(invalid(format!("{field}.type"), "must be `function` or `custom`")),
+            _ => Err(Refusal::invalid(format!("{field}.type"), "must be `function` or `custom`")),
         }
     };
     calls.into_iter().enumerate().map(one).collect()
@@ -151,7 +151,7 @@ pub fn calls(i: usize, message: &mut Map<String, Value>) -> Result<Vec<v1::ToolC
 
 fn call(field: String, function: &Value, id: String) -> Result<v1::ToolCall, Refusal> {
     let Some(name) = function["name"].as_str() else {
-        return Err(invalid(format!("{field}.name"), "must be a string"));
+        return Err(Refusal::invalid(format!("{field}.name"), "must be a string"));
     };
     let arguments = match &function["arguments"] {
         Value::Null => String::new(),
@@ -166,7 +166,7 @@ fn call(field: String, function: &Value, id: String) -> Result<v1::ToolCall, Ref
 fn custom_call(field: &str, call: &Value, id: String) -> Result<v1::ToolCall, Refusal> {
     let member = |name: &str| match call[name].as_str() {
         Some(text) => Ok(text),
-        None => Err(invalid(format!("{field}.{name}"), "must be a string")),
+        None => Err(Refusal::invalid(format!("{field}.{name}"), "must be a string")),
     };
     Ok(v1::ToolCall { id, name: member("name")?.to_owned(), arguments: custom::arguments(member("input")?) })
 }

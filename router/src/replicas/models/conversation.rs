@@ -81,7 +81,7 @@ fn tools(texts: &[String]) -> Result<(Vec<Value>, Tools), Refusal> {
         let value = json_of(&format!("tools[{i}]"), text)?;
         let one = tool(i, &value)?;
         if read.iter().any(|other| other.name == one.name) {
-            return Err(refusal_at(format!("tools[{i}].function.name"), "another tool has this name"));
+            return Err(Refusal::invalid(format!("tools[{i}].function.name"), "another tool has this name"));
         }
         shown.push(value);
         read.push(one);
@@ -91,21 +91,21 @@ fn tools(texts: &[String]) -> Result<(Vec<Value>, Tools), Refusal> {
 
 fn tool(i: usize, value: &Value) -> Result<Tool, Refusal> {
     if value["type"] != "function" {
-        return Err(refusal_at(format!("tools[{i}].type"), "must be `function`; no other tools are supported"));
+        return Err(Refusal::invalid(format!("tools[{i}].type"), "must be `function`; no other tools are supported"));
     }
     let function = &value["function"];
     let name = function["name"].as_str().unwrap_or_default();
     if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
-        return Err(refusal_at(format!("tools[{i}].function.name"), "must be a name of 1 to 256 bytes"));
+        return Err(Refusal::invalid(format!("tools[{i}].function.name"), "must be a name of 1 to 256 bytes"));
     }
     let parameters = function["parameters"].clone();
     if !parameters.is_null() && !parameters.is_object() {
-        return Err(refusal_at(format!("tools[{i}].{PARAMETERS}"), "must be a JSON schema, which is an object"));
+        return Err(Refusal::invalid(format!("tools[{i}].{PARAMETERS}"), "must be a JSON schema, which is an object"));
     }
     let strict = match &function["strict"] {
         Value::Null => false,
         Value::Bool(strict) => *strict,
-        _ => return Err(refusal_at(format!("tools[{i}].function.strict"), "must be true or false")),
+        _ => return Err(Refusal::invalid(format!("tools[{i}].function.strict"), "must be true or false")),
     };
     Ok(Tool { name: name.to_owned(), parameters, strict })
 }
@@ -143,7 +143,7 @@ pub(super) fn has_other_role(message: &Value) -> bool {
 fn message(i: usize, chat_message: v1::ChatMessage) -> Result<Value, Refusal> {
     let v1::ChatMessage { role, content, tool_calls, tool_call_id, name, reasoning, parts } = chat_message;
     if !is_role(&role) {
-        return Err(refusal_at(format!("messages[{i}].role"), MUST_BE_ROLE));
+        return Err(Refusal::invalid(format!("messages[{i}].role"), MUST_BE_ROLE));
     }
     let calls = tool_calls.into_iter().enumerate().map(|(j, tool_call)| call(i, j, tool_call));
     let calls: Vec<Value> = calls.collect::<Result<_, _>>()?;
@@ -165,13 +165,13 @@ fn joined(i: usize, content: String, parts: Vec<v1::ContentPart>) -> Result<Stri
         return Ok(content);
     }
     if !content.is_empty() {
-        return Err(refusal_at(format!("messages[{i}].parts"), "needs an empty `content`"));
+        return Err(Refusal::invalid(format!("messages[{i}].parts"), "needs an empty `content`"));
     }
     let text = |(j, part): (usize, v1::ContentPart)| match part.part {
         Some(Part::Text(text)) => Ok(text),
-        None => Err(refusal_at(format!("messages[{i}].parts[{j}]"), "must have `text`")),
-        Some(Part::Image(_)) => Err(refusal_at(format!("messages[{i}].parts[{j}].image"), ONLY_TEXT)),
-        Some(Part::Audio(_)) => Err(refusal_at(format!("messages[{i}].parts[{j}].audio"), ONLY_TEXT)),
+        None => Err(Refusal::invalid(format!("messages[{i}].parts[{j}]"), "must have `text`")),
+        Some(Part::Image(_)) => Err(Refusal::invalid(format!("messages[{i}].parts[{j}].image"), ONLY_TEXT)),
+        Some(Part::Audio(_)) => Err(Refusal::invalid(format!("messages[{i}].parts[{j}].audio"), ONLY_TEXT)),
     };
     let lines: Vec<String> = parts.into_iter().enumerate().map(text).collect::<Result<_, _>>()?;
     Ok(lines.join("\n"))
@@ -216,11 +216,7 @@ fn variables(source: &str) -> Result<Map<String, Value>, Refusal> {
 }
 
 fn json_of(field: &str, text: &str) -> Result<Value, Refusal> {
-    serde_json::from_str(text).map_err(|error| refusal_at(field.to_owned(), format!("is not JSON: {error}")))
-}
-
-pub(super) fn refusal_at(field: String, message: impl Into<String>) -> Refusal {
-    Refusal::Invalid { field: field.into(), message: message.into() }
+    serde_json::from_str(text).map_err(|error| Refusal::invalid(field.to_owned(), format!("is not JSON: {error}")))
 }
 
 #[cfg(test)]

@@ -384,7 +384,7 @@ fn check_other_roles(template: &ChatTemplate, chat: &Conversation, now: u64) -> 
         Some(i) => {
             let role = &chat.messages[i]["role"];
             let message = format!("the model's chat template writes no messages of the role {role}");
-            Err(conversation::refusal_at(format!("messages[{i}].role"), message))
+            Err(Refusal::invalid(format!("messages[{i}].role"), message))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A request for a message, or for a count of its tokens: both read the same chat. Has no knowledge of answers.
 
-use crate::http::fields::{Fields, StreamOptions, invalid};
+use crate::http::fields::{Fields, StreamOptions};
 use crate::http::known::Endpoint;
 use crate::http::messages::thinking::{self, ThinkingOptions};
 use crate::http::messages::{tools, turns};
@@ -86,7 +86,7 @@ fn parse_output_config(config: Option<Fields>, older: Option<Fields>) -> Result<
         format = config.object("format").map_err(|refusal| refusal.renamed(&[("format", FORMAT)]))?;
         // Other members may change the answer, so they are refused.
         if let Some(name) = config.rest().iter().find_map(|(name, value)| (!value.is_null()).then_some(name)) {
-            return Err(invalid(format!("output_config.{name}"), "is not supported"));
+            return Err(Refusal::invalid(format!("output_config.{name}"), "is not supported"));
         }
     }
     if effort.as_deref().is_some_and(|effort| !EFFORTS.contains(&effort)) {
@@ -112,10 +112,10 @@ const OLDER_FORMAT: &str = "output_format";
 
 fn schema(field: &'static str, mut format: Fields) -> Result<v1::Structure, Refusal> {
     if format.take("type").is_none_or(|kind| kind != "json_schema") {
-        return Err(invalid(format!("{field}.type"), "must be json_schema"));
+        return Err(Refusal::invalid(format!("{field}.type"), "must be json_schema"));
     }
     match format.take("schema") {
         Some(schema @ Value::Object(_)) => Ok(v1::Structure { form: Some(Form::JsonSchema(schema.to_string())) }),
-        _ => Err(invalid(format!("{field}.schema"), "must be a JSON schema, which is an object")),
+        _ => Err(Refusal::invalid(format!("{field}.schema"), "must be a JSON schema, which is an object")),
     }
 }

@@ -1,7 +1,7 @@
 //! Tools in Anthropic's format. Tools that run on Anthropic's servers, or that only its models were trained on, are
 //! refused by name.
 
-use crate::http::fields::{Fields, invalid, wrong_type};
+use crate::http::fields::{Fields, wrong_type};
 use proto::v1;
 use proto::v1::tool_choice::Mode;
 use router::refusal::Refusal;
@@ -33,11 +33,11 @@ fn tool(i: usize, value: Value) -> Result<String, Refusal> {
     let mut tool = Fields::of(members);
     let name = match tool.take("name") {
         Some(Value::String(name)) if !name.is_empty() => name,
-        _ => return Err(invalid(at("name"), "must be a name")),
+        _ => return Err(Refusal::invalid(at("name"), "must be a name")),
     };
     let schema = match tool.take("input_schema") {
         Some(schema @ Value::Object(_)) => schema,
-        _ => return Err(invalid(at("input_schema"), "must be a JSON schema, which is an object")),
+        _ => return Err(Refusal::invalid(at("input_schema"), "must be a JSON schema, which is an object")),
     };
     let mut function = json!({ "name": name, "parameters": schema });
     for (name, is_right) in [("description", Value::is_string as fn(&Value) -> bool), ("strict", Value::is_boolean)] {
@@ -58,7 +58,10 @@ fn check_kind(field: String, kind: Option<&Value>) -> Result<(), Refusal> {
         Some(Value::String(kind)) if kind == "custom" => Ok(()),
         Some(Value::String(kind)) => {
             let kind: String = kind.chars().take(KIND_CHARS_MAX).collect();
-            Err(invalid(field, &format!("`{kind}` is not supported here: only `custom` tools with a schema are")))
+            Err(Refusal::invalid(
+                field,
+                format!("`{kind}` is not supported here: only `custom` tools with a schema are"),
+            ))
         }
         Some(other) => Err(wrong_type(field, "a string", other)),
     }
@@ -74,7 +77,7 @@ fn check_tool_members(i: usize, tool: &Map<String, Value>) -> Result<(), Refusal
         _ => true,
     };
     match tool.iter().find(|(name, value)| !value.is_null() && !is_neutral(name, value)) {
-        Some((name, _)) => Err(invalid(format!("tools[{i}].{name}"), "is not supported with this value")),
+        Some((name, _)) => Err(Refusal::invalid(format!("tools[{i}].{name}"), "is not supported with this value")),
         None => Ok(()),
     }
 }

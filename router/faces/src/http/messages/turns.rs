@@ -1,6 +1,6 @@
 //! A conversation in Anthropic's format: system prompt, turns, and the blocks of a turn. Has no knowledge of templates.
 
-use crate::http::fields::{Fields, invalid, wrong_type};
+use crate::http::fields::{Fields, wrong_type};
 use proto::v1;
 use router::refusal::Refusal;
 use serde_json::Value;
@@ -45,7 +45,7 @@ pub fn messages(list: Vec<Fields>) -> Result<Vec<v1::ChatMessage>, Refusal> {
             Some("user") => turns.add_user(&at, blocks)?,
             Some("assistant") => turns.add_assistant(&at, blocks)?,
             Some("system") => turns.add_system(&at, blocks)?,
-            _ => return Err(invalid(format!("{at}.role"), "must be user, assistant or system")),
+            _ => return Err(Refusal::invalid(format!("{at}.role"), "must be user, assistant or system")),
         }
     }
     Ok(turns.messages)
@@ -96,7 +96,10 @@ impl MessageTurns {
     fn add_tool_result(&mut self, at: &str, mut block: Fields) -> Result<(), Refusal> {
         let id = string(format!("{at}.tool_use_id"), block.take("tool_use_id"))?;
         let Some(name) = self.called.get(&id).cloned() else {
-            return Err(invalid(format!("{at}.tool_use_id"), "does not match the id of an earlier tool_use block"));
+            return Err(Refusal::invalid(
+                format!("{at}.tool_use_id"),
+                "does not match the id of an earlier tool_use block",
+            ));
         };
         let is_error = match block.take("is_error") {
             None => false,
@@ -141,7 +144,7 @@ impl MessageTurns {
         let arguments = match block.take("input") {
             Some(input @ Value::Object(_)) => input.to_string(),
             Some(other) => return Err(wrong_type(format!("{at}.input"), "an object", &other)),
-            None => return Err(invalid(format!("{at}.input"), "is missing")),
+            None => return Err(Refusal::invalid(format!("{at}.input"), "is missing")),
         };
         self.called.insert(id.clone(), name.clone());
         Ok(v1::ToolCall { id, name, arguments })
@@ -193,7 +196,7 @@ fn blocks(field: String, content: Option<Value>) -> Result<Vec<Fields>, Refusal>
         Some(Value::Array(list)) => {
             list.into_iter().enumerate().map(|(j, block)| object(format!("{field}[{j}]"), block)).collect()
         }
-        None => Err(invalid(field, "is missing")),
+        None => Err(Refusal::invalid(field, "is missing")),
         Some(other) => Err(wrong_type(field, "a string or a list of blocks", &other)),
     }
 }
@@ -214,7 +217,7 @@ fn object(field: String, value: Value) -> Result<Fields, Refusal> {
 fn kind(at: &str, block: &Fields) -> Result<String, Refusal> {
     match block.get("type") {
         Some(Value::String(kind)) => Ok(kind.clone()),
-        None => Err(invalid(format!("{at}.type"), "is missing")),
+        None => Err(Refusal::invalid(format!("{at}.type"), "is missing")),
         Some(other) => Err(wrong_type(format!("{at}.type"), "a string", other)),
     }
 }
@@ -223,7 +226,7 @@ fn text_of(at: &str, block: &mut Fields) -> Result<String, Refusal> {
     let kind = kind(at, block)?;
     if kind != "text" {
         let kind: String = kind.chars().take(KIND_CHARS_MAX).collect();
-        return Err(invalid(format!("{at}.type"), &format!("`{kind}` is not supported here")));
+        return Err(Refusal::invalid(format!("{at}.type"), format!("`{kind}` is not supported here")));
     }
     string(format!("{at}.text"), block.take("text"))
 }
@@ -231,7 +234,7 @@ fn text_of(at: &str, block: &mut Fields) -> Result<String, Refusal> {
 fn string(field: String, value: Option<Value>) -> Result<String, Refusal> {
     match value {
         Some(Value::String(text)) => Ok(text),
-        None => Err(invalid(field, "is missing")),
+        None => Err(Refusal::invalid(field, "is missing")),
         Some(other) => Err(wrong_type(field, "a string", &other)),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::http::conversation;
 use crate::http::error::HttpError;
-use crate::http::fields::{Fields, invalid};
+use crate::http::fields::Fields;
 use crate::http::known::{Endpoint, NeutralValues};
 use crate::http::ollama::reply::{self, ReplyOptions, ReplyShape, answer, report_loaded};
 use crate::http::ollama::words::{served_name, to_http_error};
@@ -56,7 +56,7 @@ fn parse_request(
 fn conversation(fields: &mut Fields, mut messages: Value) -> Result<v1::Chat, Refusal> {
     for (i, message) in messages.as_array().into_iter().flatten().enumerate() {
         if message.get("images").is_some_and(|images| !NeutralValues::Empty.contain(images)) {
-            return Err(invalid(format!("messages[{i}].images"), "is not supported; only text is"));
+            return Err(Refusal::invalid(format!("messages[{i}].images"), "is not supported; only text is"));
         }
     }
     if let Some(messages) = messages.as_array_mut() {

@@ -2,7 +2,7 @@
 //! become one message again. Has no knowledge of answers.
 
 use crate::http::custom;
-use crate::http::fields::{Fields, invalid, wrong_type};
+use crate::http::fields::{Fields, wrong_type};
 use crate::http::single::{objects, text_message, text_of};
 use proto::v1;
 use router::refusal::Refusal;
@@ -50,7 +50,7 @@ impl InputTurns {
             Some(Some("function_call")) => self.add_call(field, item),
             Some(Some("custom_tool_call")) => self.add_custom_call(field, item),
             Some(Some("function_call_output" | "custom_tool_call_output")) => self.add_result(field, item),
-            Some(_) => Err(invalid(format!("{field}.type"), NO_ITEM)),
+            Some(_) => Err(Refusal::invalid(format!("{field}.type"), NO_ITEM)),
         }
     }
 
@@ -59,7 +59,7 @@ impl InputTurns {
             Some(role @ ("system" | "user" | "assistant")) => role,
             // The newer name of the same role.
             Some("developer") => "system",
-            _ => return Err(invalid(format!("{field}.role"), "must be system, developer, user or assistant")),
+            _ => return Err(Refusal::invalid(format!("{field}.role"), "must be system, developer, user or assistant")),
         };
         let content = text_of(&format!("{field}.content"), non_null_member(item, "content"), &TEXT_KINDS)?;
         match self.messages.last_mut() {
@@ -77,7 +77,7 @@ impl InputTurns {
         };
         if reasoning.is_empty() && item["encrypted_content"].as_str().is_some_and(|text| !text.is_empty()) {
             let why = "cannot be read: another server encrypted it; leave the item out";
-            return Err(invalid(format!("{field}.encrypted_content"), why));
+            return Err(Refusal::invalid(format!("{field}.encrypted_content"), why));
         }
         if !reasoning.is_empty() {
             self.messages.push(v1::ChatMessage { role: "assistant".to_owned(), reasoning, ..Default::default() });
@@ -89,7 +89,7 @@ impl InputTurns {
         let (id, name) = (string(field, item, "call_id")?, string(field, item, "name")?);
         let arguments = string(field, item, "arguments")?;
         if !arguments.trim().is_empty() && serde_json::from_str::<Value>(&arguments).is_err() {
-            return Err(invalid(format!("{field}.arguments"), "is not JSON"));
+            return Err(Refusal::invalid(format!("{field}.arguments"), "is not JSON"));
         }
         self.push_call(v1::ToolCall { id, name, arguments });
         Ok(())
@@ -132,7 +132,7 @@ fn non_null_member(item: &Value, name: &str) -> Option<Value> {
 fn string(field: &str, item: &Value, name: &str) -> Result<String, Refusal> {
     match item.get(name) {
         Some(Value::String(text)) => Ok(text.clone()),
-        None | Some(Value::Null) => Err(invalid(format!("{field}.{name}"), "is missing")),
+        None | Some(Value::Null) => Err(Refusal::invalid(format!("{field}.{name}"), "is missing")),
         Some(other) => Err(wrong_type(format!("{field}.{name}"), "a string", other)),
     }
 }

@@ -2,7 +2,6 @@
 //! an item of a conversation. Has no knowledge of prompts.
 
 use crate::http::error::HttpError;
-use crate::http::fields::invalid;
 use crate::http::page::ApiRequest;
 use crate::http::responses::reply::id_of;
 use crate::http::responses::stored::own_items;
@@ -28,7 +27,7 @@ pub async fn resolve(front: &Frontend, page: &mut ApiRequest) -> Result<(), Http
                 ids.insert(id.to_owned());
             }
             None if item["type"] == KIND => {
-                return Err(invalid(format!("{FIELD}[{i}].id"), "must be the id of a stored item").into());
+                return Err(Refusal::invalid(format!("{FIELD}[{i}].id"), "must be the id of a stored item").into());
             }
             None => {}
         }

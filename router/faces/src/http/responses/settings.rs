@@ -1,7 +1,7 @@
 //! The fields of a response's request other than its input and tools, and their copies in the reply. Has no knowledge
 //! of answers.
 
-use crate::http::fields::{Fields, invalid, wrong_type};
+use crate::http::fields::{Fields, wrong_type};
 use proto::v1::structure::Form;
 use router::refusal::Refusal;
 use serde_json::{Map, Value, json};
@@ -117,7 +117,7 @@ pub fn include(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
     let needs_logprobs = all.len() < n_all || n_top.is_some_and(|n| n > 0);
     match all.iter().enumerate().find(|(_, name)| !name.as_str().is_some_and(|name| INCLUDED.contains(&name))) {
         None => Ok(needs_logprobs.then_some(n_top.unwrap_or(0))),
-        Some((i, Value::String(_))) => Err(invalid(format!("include[{i}]"), "is not supported yet")),
+        Some((i, Value::String(_))) => Err(Refusal::invalid(format!("include[{i}]"), "is not supported yet")),
         Some((i, other)) => Err(wrong_type(format!("include[{i}]"), "a name", other)),
     }
 }

@@ -2,7 +2,7 @@
 //! which the client runs, are supported. Other kinds would run on the server, and are refused by name.
 
 use crate::http::custom::{self, CUSTOM};
-use crate::http::fields::{Fields, invalid, wrong_type};
+use crate::http::fields::{Fields, wrong_type};
 use proto::v1;
 use proto::v1::tool_choice::Mode;
 use router::refusal::Refusal;
@@ -36,14 +36,17 @@ pub fn read(fields: &mut Fields) -> Result<ToolSettings, Refusal> {
     for (i, value) in list.into_iter().enumerate() {
         let Some(function) = function(i, value)? else { continue };
         if !names.insert(function.name.clone()) {
-            return Err(invalid(format!("tools[{i}].name"), "another tool has this name"));
+            return Err(Refusal::invalid(format!("tools[{i}].name"), "another tool has this name"));
         }
         functions.push(function);
     }
     let shown_choice = fields.take("tool_choice").unwrap_or_else(|| "auto".into());
     let ToolSelection { tool_choice, allowed } = choice(&shown_choice)?;
     if let Some(unknown) = allowed.iter().flatten().find(|name| !names.contains(*name)) {
-        return Err(invalid("tool_choice.tools".to_owned(), &format!("names {unknown:?}, which is not in `tools`")));
+        return Err(Refusal::invalid(
+            "tool_choice.tools".to_owned(),
+            format!("names {unknown:?}, which is not in `tools`"),
+        ));
     }
     let is_allowed = |of: &&FunctionTool| allowed.as_ref().is_none_or(|names| names.contains(&of.name));
     Ok(ToolSettings {
@@ -72,12 +75,12 @@ fn function(i: usize, value: Value) -> Result<Option<FunctionTool>, Refusal> {
         Some("web_search") if object.get("external_web_access") == Some(&Value::Bool(false)) => return Ok(None),
         Some(kind) => {
             let kind: String = kind.chars().take(KIND_CHARS_MAX).collect();
-            return Err(invalid(
+            return Err(Refusal::invalid(
                 format!("tools[{i}].type"),
-                &format!("`{kind}` is not supported here; only functions and custom tools are"),
+                format!("`{kind}` is not supported here; only functions and custom tools are"),
             ));
         }
-        None => return Err(invalid(format!("tools[{i}].type"), "must be `function` or `custom`")),
+        None => return Err(Refusal::invalid(format!("tools[{i}].type"), "must be `function` or `custom`")),
     }
     let name = custom::tool_name(&format!("tools[{i}]"), &object)?;
     match object.get("parameters") {
