@@ -20,8 +20,6 @@ pub struct Matcher {
     /// The thought before the answer, if its length has a limit.
     thinking: Option<ThinkingProgress>,
     vocabulary: Vocabulary,
-    /// Tokens of the answer without the end.
-    n_tokens: usize,
     is_ended: bool,
     /// The memory that it held when it was made.
     n_bytes: usize,
@@ -59,7 +57,7 @@ impl Matcher {
         };
         let n_bytes = of_lexer + TABLE_BYTES * grammar.n_bytes();
         let vocabulary = vocabulary.clone();
-        Ok(Matcher { parser, thinking, vocabulary, n_tokens: 0, is_ended: false, n_bytes })
+        Ok(Matcher { parser, thinking, vocabulary, is_ended: false, n_bytes })
     }
 
     /// Returns an independent matcher at the same position. None where the engine fails to copy.
@@ -70,8 +68,8 @@ impl Matcher {
     fn copy_by(&self, copy: fn(&Parser) -> Parser) -> Option<Matcher> {
         let parser = catch_panics(|| self.parser.as_ref().map(copy)).ok()?;
         let (thinking, vocabulary) = (self.thinking.clone(), self.vocabulary.clone());
-        let Matcher { n_tokens, is_ended, n_bytes, .. } = *self;
-        Some(Matcher { parser, thinking, vocabulary, n_tokens, is_ended, n_bytes })
+        let Matcher { is_ended, n_bytes, .. } = *self;
+        Some(Matcher { parser, thinking, vocabulary, is_ended, n_bytes })
     }
 
     /// Returns a matcher that reads on from here and leaves this one as it is. It shares the engine's tables, so it
@@ -94,7 +92,6 @@ impl Matcher {
         if self.parser.is_some() && self.consume_token(token)? {
             return Ok(());
         }
-        self.n_tokens += 1;
         if let Some(thinking) = &mut self.thinking {
             thinking.accept(token, &self.vocabulary);
         }
@@ -171,10 +168,6 @@ impl Matcher {
 
     pub fn n_vocab(&self) -> usize {
         self.vocabulary.n_vocab()
-    }
-
-    pub fn n_tokens(&self) -> usize {
-        self.n_tokens
     }
 
     /// Returns the parser's answer, or the answer that holds for any text if there is no parser.
